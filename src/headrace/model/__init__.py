@@ -1,0 +1,1 @@
+"""What a project is, as plain values; the errors; the settings. Knows nothing else."""

@@ -1,0 +1,137 @@
+"""What `compile` makes of a view: the contract between compiler, engine and store.
+
+A view is computed in three steps, each written down here as SQL text:
+  partial   Spark SQL, over the events of one tick, one row per group;
+  combine   store SQL aggregate functions, over old state rows and partial rows of the same key;
+  final     store SQL, a row expression over the state columns.
+
+`ViewPlan` is made offline, from text alone. `BoundView` adds the types Spark gave to keys and
+partials, and is what the store needs to make tables and merge.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.model.types import DataType
+
+__all__ = [
+    "LATE",
+    "PANE",
+    "ROWS",
+    "BoundColumn",
+    "BoundDistinct",
+    "BoundView",
+    "Distinct",
+    "Expression",
+    "Partial",
+    "ViewPlan",
+    "Window",
+]
+
+PANE = "_pane"  # BIGINT, start of the event's pane in microseconds; only in views with a window
+LATE = "_late"  # INT, how many of the windows that hold the pane were already passed; likewise
+ROWS = "_rows"  # BIGINT, how many events went into the row; in the partials of every view
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A named Spark SQL expression over the stream's columns (and `_partition`, `_offset`,
+    `_event_time`, `_received_at`)."""
+
+    name: str
+    sql: str
+
+
+@dataclass(frozen=True)
+class Partial:
+    """One state column. The engine computes `function(input)` per group of the tick.
+
+    `function` is one of sum, count, min, max, avg, m2 (sum of squared deviations from the mean),
+    min_by, max_by. For min_by and max_by, `input` is the value and `order` the Spark SQL
+    expressions compared, first to last. `combine` is a store SQL aggregate expression over state
+    columns of the view, giving this column's new value (e.g. `sum("total__sum")`).
+    """
+
+    name: str
+    function: str
+    input: str
+    combine: str
+    order: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """count(DISTINCT input): the values seen are state of their own, one row per key and value;
+    the number of them per key is readable in finals as the state column `name`."""
+
+    name: str
+    input: str
+
+
+@dataclass(frozen=True)
+class Window:
+    """Windows [start, start + size) for every start ≡ origin (mod slide). A pane is the greatest
+    common divisor of size and slide: each pane lies wholly inside or outside a window."""
+
+    size_microseconds: int
+    slide_microseconds: int
+    origin_microseconds: int
+    pane_microseconds: int
+
+
+@dataclass(frozen=True)
+class ViewPlan:
+    """`keys` exclude the window. `where` already holds what the window needs (event time not
+    NULL). `finals` and `having` are written in Spark SQL over state columns, window_start and
+    window_end, ready to be bound. `fingerprint` changes whenever stored state would mean
+    something else. `sql` is the whole query in plain Spark SQL: the oracle's text.
+    `is_global` means no GROUP BY: the view has exactly one row, also with no event."""
+
+    view: str
+    stream: str
+    where: str | None
+    keys: tuple[Expression, ...]
+    window: Window | None
+    partials: tuple[Partial, ...]
+    distincts: tuple[Distinct, ...]
+    finals: tuple[Expression, ...]
+    having: str | None
+    is_global: bool
+    fingerprint: str
+    sql: str
+
+
+@dataclass(frozen=True)
+class BoundColumn:
+    name: str
+    type: DataType
+
+
+@dataclass(frozen=True)
+class BoundDistinct:
+    name: str
+    type: DataType
+
+
+@dataclass(frozen=True)
+class BoundView:
+    """A view plan with types: `keys` and `partials` as Spark reports them for the tick's pass,
+    `finals` as (column, store SQL) with Spark's type of the whole query's column.
+
+    Partial tables handed to the store have the columns: keys, then PANE and LATE if windowed,
+    then ROWS, then partials. State tables have: keys, then `window_start`, `window_end`
+    (TIMESTAMP) and `revision` (BIGINT) if windowed, then ROWS, then partials, then one BIGINT
+    per distinct.
+    """
+
+    plan: ViewPlan
+    keys: tuple[BoundColumn, ...]
+    partials: tuple[BoundColumn, ...]
+    distincts: tuple[BoundDistinct, ...]
+    finals: tuple[tuple[BoundColumn, str], ...]
+    having: str | None
+
+    @property
+    def name(self) -> str:
+        return self.plan.view

@@ -1,0 +1,205 @@
+"""The store contract. One conformance suite (tests/store/test_conformance.py) runs against every backend.
+
+Only the engine's process opens the store. One thread commits ticks; queries run on other threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from headrace.model.plan import BoundView
+
+__all__ = [
+    "CatalogEntry",
+    "Counts",
+    "Freshness",
+    "Page",
+    "QueryResult",
+    "Store",
+    "StoreDeadLetter",
+    "TickWrite",
+    "ViewChange",
+    "ViewStatus",
+    "ViewWrite",
+]
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What became of the events a view consumed in a tick: read = applied + filtered + dead.
+    `late` counts those of `applied` that were late for at least one window."""
+
+    read: int = 0
+    applied: int = 0
+    filtered: int = 0
+    late: int = 0
+    dead: int = 0
+
+
+@dataclass(frozen=True)
+class StoreDeadLetter:
+    """An event that one view's expressions cannot take. `raw` is the event as JSON."""
+
+    view: str
+    stream: str
+    partition: int
+    offset: int
+    reason: str
+    raw: str
+
+
+@dataclass(frozen=True)
+class ViewWrite:
+    """What a tick brings to one view: partial rows (see BoundView), distinct values per
+    distinct name (columns: keys, PANE if windowed, `value`; several rows may be equal), and the
+    offsets the view will have reached. `partials` None means no event passed the view's WHERE."""
+
+    view: str
+    partials: pa.Table | None
+    distincts: Mapping[str, pa.Table]
+    next_offsets: Mapping[int, int]
+    counts: Counts
+    watermark_microseconds: int | None
+    dead: tuple[StoreDeadLetter, ...] = ()
+
+
+@dataclass(frozen=True)
+class TickWrite:
+    """`tick` is last_tick() + 1. `generation` is what claim() gave."""
+
+    tick: int
+    generation: int
+    started_at_microseconds: int
+    views: tuple[ViewWrite, ...]
+
+
+@dataclass(frozen=True)
+class ViewChange:
+    """The rows of one view that one tick changed. `before` holds the rows as they were (rows that
+    are new have none), `after` as they are. Both have the view's public columns."""
+
+    view: str
+    tick: int
+    before: pa.Table = field(repr=False)
+    after: pa.Table = field(repr=False)
+
+
+@dataclass(frozen=True)
+class ViewStatus:
+    """`state` is live, catching_up, failed or changed; `detail` says why, for people."""
+
+    state: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class CatalogEntry:
+    view: str
+    stream: str
+    fingerprint: str
+    sql: str
+    status: ViewStatus
+    next_offsets: Mapping[int, int]
+    watermark_microseconds: int | None
+    totals: Counts
+
+
+@dataclass(frozen=True)
+class Freshness:
+    """At which tick a query saw the store."""
+
+    tick: int
+    committed_at_microseconds: int
+
+
+@dataclass(frozen=True)
+class QueryResult:
+    """`batches` are produced while the query runs and must be read to the end or closed."""
+
+    schema: pa.Schema
+    batches: Iterator[pa.RecordBatch]
+    freshness: Freshness
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page of a view. `next_cursor` is opaque; None at the end."""
+
+    table: pa.Table
+    next_cursor: str | None
+    freshness: Freshness
+
+
+class Store(Protocol):
+    def claim(self) -> int:
+        """Take over: durably raises the generation and returns it. Every later commit by an older
+        generation raises FencedError."""
+
+    def last_tick(self) -> int:
+        """0 before the first."""
+
+    def catalog(self) -> Mapping[str, CatalogEntry]:
+        """What the store holds state for, by view."""
+
+    def create_view(self, view: BoundView, start_offsets: Mapping[int, int]) -> None:
+        """State tables, the public SQL view, the change feed and the catalog entry, in one
+        transaction. A global view gets its single row at once."""
+
+    def open_view(self, view: BoundView) -> None:
+        """Make an existing view known to this process. Raises ViewChangedError if the stored
+        fingerprint differs."""
+
+    def drop_view(self, name: str) -> None:
+        """State, public view, change feed, dead letters and catalog entry, in one transaction."""
+
+    def set_status(self, name: str, status: ViewStatus) -> None: ...
+
+    def commit(self, write: TickWrite) -> Sequence[ViewChange]:
+        """One durable transaction: merge all partials, write offsets, counts, watermarks, dead
+        letters, the change feed and the tick's ledger row; readers see all of it or nothing.
+
+        Raises FencedError, or MergeError naming the view when its data cannot be merged (for
+        example a BIGINT sum that overflows); then nothing is stored. Runs short of memory:
+        interrupts users' queries and tries again once.
+        """
+
+    def changes(self, view: str, after_tick: int, limit_ticks: int) -> Sequence[ViewChange]:
+        """The stored changes of ticks > after_tick, ascending. Raises ChangesExpiredError when
+        some of them are no longer kept."""
+
+    def ledger(self, limit: int) -> pa.Table:
+        """The newest ticks: tick, generation, started_at, committed_at, events, milliseconds."""
+
+    def dead_letters(self, view: str | None, limit: int) -> Sequence[StoreDeadLetter]: ...
+
+    def read_view(
+        self,
+        name: str,
+        filters: Mapping[str, str],
+        order_by: Sequence[tuple[str, bool]],
+        limit: int,
+        cursor: str | None,
+    ) -> Page:
+        """Rows of a view whose public columns equal the filters (text, cast to the column's type),
+        ordered by (column, descending) and then by hidden keys, so that paging is stable.
+        Raises QueryError for an unknown view or column, a value that cannot be cast, or a cursor
+        that is not of this query."""
+
+    def query(self, sql: str) -> QueryResult:
+        """One read-only SELECT in the store's dialect, within the limits of rows, seconds, memory
+        and number at once; no file, network, setting or write. Raises QueryError."""
+
+    def checkpoint(self) -> None:
+        """Called when idle: fold the write-ahead log in, drop expired changes."""
+
+    def close(self) -> None: ...
+
+    def describe(self, name: str) -> Sequence[tuple[str, str]]:
+        """(column, Spark type) of a view's public columns, in order. Raises QueryError."""
+
+    def metrics(self) -> Mapping[str, Any]:
+        """Figures for /metrics: bytes, memory, rows per view, queries running, interrupted."""

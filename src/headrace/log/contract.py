@@ -28,7 +28,9 @@ __all__ = [
     "stored_schema",
 ]
 
-RECEIVED_AT = "_received_at"  # TIMESTAMP, when the gateway had the request; a column of every stream
+RECEIVED_AT = (
+    "_received_at"  # TIMESTAMP, when the gateway had the request; a column of every stream
+)
 NO_EVENT_TIME = -(2**63)  # the running maximum before the first event of a partition
 
 
@@ -144,9 +146,7 @@ class LogReader(Protocol):
     def size_bytes(self, stream: str, partition: int, start: int, end: int) -> int:
         """About how many bytes read() of that range will touch; used to size ticks."""
 
-    def dead_letters(
-        self, stream: str | None, after: int, limit: int
-    ) -> Sequence[DeadLetter]:
+    def dead_letters(self, stream: str | None, after: int, limit: int) -> Sequence[DeadLetter]:
         """Dead letters with number > after, ascending, resolved ones left out."""
 
     def close(self) -> None: ...

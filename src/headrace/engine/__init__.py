@@ -1,0 +1,1 @@
+"""The engine: Spark session, prepared plans, ticks, watermarks, ledger. Knows no HTTP."""

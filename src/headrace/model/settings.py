@@ -62,7 +62,8 @@ class EngineSettings:
     tick_bytes_max: int = 128 * MEBIBYTE
     tick_interval_milliseconds: int = 0
     shuffle_rows_min: int = 2_000_000
-    dead_letters_per_tick_max: int = 64
+    dead_letters_in_a_row_max: int = 20
+    dead_letters_per_thousand_max: int = 100
     view_failures_max: int = 5
 
 

@@ -1,0 +1,179 @@
+"""What the engine tells those who serve, from any thread, without waiting for a tick."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from headrace.engine.views import LiveView
+from headrace.log.contract import LogReader
+from headrace.model.errors import LogError, QueryError
+from headrace.serve.control import EngineStatus, StreamReport, TickDurations, ViewReport
+
+__all__ = ["EngineControl"]
+
+DURATIONS_MAX = 1_000
+
+
+class EngineControl:
+    """The tick's thread writes through `set_…` and `ticked`; serving threads read."""
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+        self._lock = threading.Lock()
+        self._state = "starting"
+        self._detail = "Spark is starting"
+        self._generation = 0
+        self._tick = 0
+        self._committed_at: int | None = None
+        self._durations: deque[float] = deque(maxlen=DURATIONS_MAX)
+        self._events_total = 0
+        self._ticks_total = 0
+        self._reports: dict[str, ViewReport] = {}
+        self._rebuilds: set[str] = set()
+        self.wake = threading.Event()
+
+    def set_state(self, state: str, detail: str = "", generation: int | None = None) -> None:
+        with self._lock:
+            self._state, self._detail = state, detail
+            self._generation = self._generation if generation is None else generation
+
+    def set_views(self, views: Sequence[LiveView], tick: int) -> None:
+        """Publish what is committed. Called before the first tick and after each."""
+        front: dict[str, int] = {}
+        for view in views:
+            if view.is_running:
+                come = sum(view.next_offsets)
+                front[view.stream.name] = max(come, front.get(view.stream.name, 0))
+        reports = {
+            view.name: ViewReport(
+                stream=view.stream.name,
+                state=_state(view, front.get(view.stream.name, 0)),
+                detail=view.status.detail,
+                next_offsets=dict(enumerate(view.next_offsets)),
+                watermark_microseconds=view.watermark_microseconds,
+                counts=view.totals,
+            )
+            for view in views
+        }
+        with self._lock:
+            self._reports = reports
+            self._tick = tick
+
+    def ticked(self, seconds: float, events: int, committed_at_microseconds: int) -> None:
+        with self._lock:
+            self._durations.append(seconds * 1_000)
+            self._events_total += events
+            self._ticks_total += 1
+            self._committed_at = committed_at_microseconds
+
+    def take_rebuilds(self) -> set[str]:
+        with self._lock:
+            taken, self._rebuilds = self._rebuilds, set()
+        self.wake.clear()
+        return taken
+
+    def status(self) -> EngineStatus:
+        with self._lock:
+            reports = dict(self._reports)
+            status = EngineStatus(
+                state=self._state,
+                detail=self._detail,
+                generation=self._generation,
+                tick=self._tick,
+                committed_at_microseconds=self._committed_at,
+                durations=_percentiles(self._durations),
+            )
+        views = {name: self._with_pending(report) for name, report in reports.items()}
+        streams: dict[str, StreamReport] = {}
+        for report in views.values():
+            known = streams.get(report.stream)
+            pending = max(report.pending_events, known.pending_events if known else 0)
+            streams[report.stream] = StreamReport(
+                state="live",
+                ends=dict(enumerate(self._ends(report.stream))),
+                pending_events=pending,
+            )
+        return EngineStatus(
+            state=status.state,
+            detail=status.detail,
+            generation=status.generation,
+            tick=status.tick,
+            committed_at_microseconds=status.committed_at_microseconds,
+            durations=status.durations,
+            streams=streams,
+            views=views,
+        )
+
+    def pending(self, view: str) -> int:
+        report = self._report(view)
+        return self._with_pending(report).pending_events if report else 0
+
+    def watermark(self, view: str) -> int | None:
+        report = self._report(view)
+        return report.watermark_microseconds if report else None
+
+    def rebuild(self, view: str) -> None:
+        with self._lock:
+            if view not in self._reports:
+                raise QueryError(
+                    f"there is no view {view!r} to rebuild",
+                    hint=f"views are {', '.join(sorted(self._reports)) or 'none'}",
+                    status=404,
+                )
+            self._rebuilds.add(view)
+        self.wake.set()
+
+    def metrics(self) -> Mapping[str, float]:
+        with self._lock:
+            figures = {
+                "ticks_total": float(self._ticks_total),
+                "tick_events_total": float(self._events_total),
+                "generation": float(self._generation),
+            }
+        return figures
+
+    def _report(self, view: str) -> ViewReport | None:
+        with self._lock:
+            return self._reports.get(view)
+
+    def _with_pending(self, report: ViewReport) -> ViewReport:
+        ends = self._ends(report.stream)
+        pending = sum(
+            max(0, end - report.next_offsets.get(partition, 0))
+            for partition, end in enumerate(ends)
+        )
+        return ViewReport(
+            stream=report.stream,
+            state=report.state,
+            detail=report.detail,
+            next_offsets=report.next_offsets,
+            pending_events=pending,
+            watermark_microseconds=report.watermark_microseconds,
+            counts=report.counts,
+        )
+
+    def _ends(self, stream: str) -> tuple[int, ...]:
+        try:
+            return self._reader.ends(stream)
+        except LogError:
+            return ()
+
+
+def _state(view: LiveView, front: int) -> str:
+    """A running view is live when it stands with the furthest view of its stream."""
+    if view.is_running and sum(view.next_offsets) < front:
+        return "catching_up"
+    return view.status.state
+
+
+def _percentiles(durations: Sequence[float] | deque[float]) -> TickDurations:
+    if not durations:
+        return TickDurations()
+    ordered = sorted(durations)
+
+    def at(share: float) -> float:
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+    return TickDurations(len(ordered), durations[-1], at(0.5), at(0.95), at(0.99))

@@ -1,0 +1,173 @@
+"""The engine's life: open every view, then tick for as long as it is wanted."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from headrace.engine.control import EngineControl
+from headrace.engine.opening import open_views, restart_view
+from headrace.engine.tick import Ticker, TickResult
+from headrace.engine.views import LiveView
+from headrace.log.contract import LogReader
+from headrace.log.hold import write_hold
+from headrace.model.definitions import Project
+from headrace.model.errors import EngineError, FencedError
+from headrace.model.settings import Settings
+from headrace.store.contract import Store, ViewChange
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Engine", "Publisher"]
+
+log = logging.getLogger("headrace.engine")
+
+POLL_SECONDS = 0.002  # while events come
+POLL_IDLE_SECONDS = 0.01  # after IDLE_AFTER_SECONDS without any
+IDLE_AFTER_SECONDS = 1.0
+CHECKPOINT_AFTER_SECONDS = 5.0
+HOLD_SECONDS = 1.0
+FAILURE_PAUSE_SECONDS = 0.5
+
+
+class Publisher(Protocol):
+    """Whoever passes changes on to subscribers. Neither call may wait."""
+
+    def watched(self) -> frozenset[str]: ...
+
+    def publish(self, changes: Sequence[ViewChange]) -> None: ...
+
+
+class Engine:
+    """Owns the views of a project. All methods but `stop` belong to one thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        project: Project,
+        spark: SparkSession,
+        reader: LogReader,
+        store: Store,
+        control: EngineControl,
+        publisher: Publisher,
+    ) -> None:
+        self._settings = settings
+        self._project = project
+        self._spark = spark
+        self._reader = reader
+        self._store = store
+        self._control = control
+        self._publisher = publisher
+        self._views: dict[str, LiveView] = {}
+        self._held_at = 0.0
+        self._held: dict[str, tuple[int, ...]] = {}
+        self._failures = 0
+        self._stopping = False
+        generation = store.claim()
+        self._ticker = Ticker(spark, reader, store, settings, generation, publisher.watched)
+        control.set_state("starting", "opening the views", generation)
+
+    def stop(self) -> None:
+        """End after the tick that is under way. May be called from a signal handler."""
+        self._stopping = True
+        self._control.wake.set()
+
+    def open(self) -> None:
+        # Until it is known how far the views are, retention may take nothing.
+        nothing_taken = {s.name: (0,) * s.partitions for s in self._project.streams}
+        write_hold(self._settings.log_directory, nothing_taken)
+        self._views = open_views(self._spark, self._project, self._reader, self._store)
+        self._hold()
+        self._tell()
+        self._control.set_state("live")
+
+    def run(self) -> None:
+        """Tick until `stop`. Raises FencedError when a newer engine has taken over, and
+        EngineError when the machinery fails again and again."""
+        last_event = last_checkpoint = time.monotonic()
+        while not self._stopping:
+            self._rebuild_what_was_asked()
+            result = self._tick()
+            now = time.monotonic()
+            if now - self._held_at >= HOLD_SECONDS:
+                self._hold()
+            if result is not None:
+                last_event = now
+                continue
+            idle = now - last_event
+            if idle >= CHECKPOINT_AFTER_SECONDS and last_checkpoint < last_event:
+                self._store.checkpoint()
+                last_checkpoint = now
+            self._control.wake.wait(
+                POLL_SECONDS if idle < IDLE_AFTER_SECONDS else POLL_IDLE_SECONDS
+            )
+
+    def close(self) -> None:
+        self._hold()
+        self._ticker.close()
+
+    def _tick(self) -> TickResult | None:
+        """The leading views first, then one step for a view that is behind."""
+        views = list(self._views.values())
+        leading = self._attempt(views, catch_up=False)
+        behind = self._attempt(views, catch_up=True)
+        return leading or behind
+
+    def _attempt(self, views: Sequence[LiveView], catch_up: bool) -> TickResult | None:
+        try:
+            result = self._ticker.run(views, catch_up)
+        except FencedError:
+            raise
+        except Exception as error:
+            self._failures += 1
+            if self._failures >= self._settings.engine.view_failures_max:
+                raise EngineError(
+                    f"{self._failures} ticks in a row failed, the last with: {error}",
+                    hint="nothing was stored of them; the engine will be started anew",
+                ) from error
+            log.exception("a tick failed and will be done again")
+            self._control.wake.wait(FAILURE_PAUSE_SECONDS * self._failures)
+            return None
+        if result is not None:
+            self._failures = 0
+            self._tell()
+            self._control.ticked(result.seconds, result.events, time.time_ns() // 1_000)
+            self._publisher.publish(result.changes)
+        return result
+
+    def _rebuild_what_was_asked(self) -> None:
+        for name in self._control.take_rebuilds():
+            definition = self._project.view(name)
+            if definition is None:
+                continue
+            log.info("rebuilding view %s", name)
+            self._write_hold(without=name)
+            self._views[name] = restart_view(
+                self._spark, self._project, definition, self._reader, self._store
+            )
+            self._hold()
+            self._tell()
+
+    def _tell(self) -> None:
+        self._control.set_views(list(self._views.values()), self._store.last_tick())
+
+    def _hold(self) -> None:
+        self._held_at = time.monotonic()
+        self._write_hold(without=None)
+
+    def _write_hold(self, without: str | None) -> None:
+        """Where the slowest view of each stream stands. A view that is refused holds too: it may
+        be repaired. One about to be rebuilt holds everything there is."""
+        held: dict[str, tuple[int, ...]] = {}
+        for view in self._views.values():
+            offsets = view.next_offsets
+            if view.name == without:
+                offsets = (0,) * len(offsets)
+            known = held.get(view.stream.name, offsets)
+            held[view.stream.name] = tuple(min(a, b) for a, b in zip(known, offsets, strict=True))
+        if held != self._held:
+            write_hold(self._settings.log_directory, held)
+            self._held = held

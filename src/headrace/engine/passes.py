@@ -1,0 +1,139 @@
+"""From groupings to the one pass of Spark SQL that computes all their partials.
+
+Each event becomes one struct per grouping it feeds (none where the view's WHERE fails); one
+GROUP BY over tag and keys then gives every view's partials at once. Columns of equal type share a
+slot, so the pass is as wide as the widest view, not as all of them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.engine.groupings import Grouping
+from headrace.model.plan import ROWS
+from headrace.model.types import DataType
+
+__all__ = ["Pass", "aggregate_sql", "build_pass"]
+
+
+@dataclass
+class _Slots:
+    """Columns shared by all groupings of a pass: one name per (kind, type, turn)."""
+
+    names: dict[tuple[str, str, int], str] = field(default_factory=dict)
+
+    def take(self, kind: str, of_type: str, used: dict[tuple[str, str], int]) -> str:
+        turn = used.get((kind, of_type), 0)
+        used[(kind, of_type)] = turn + 1
+        return self.names.setdefault((kind, of_type, turn), f"s{len(self.names)}")
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where a grouping finds its columns in the result of the pass."""
+
+    tag: int
+    grouping: Grouping
+    columns: tuple[tuple[str, str], ...]  # (name, column of the result)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The SQL of one pass and how to take its result apart."""
+
+    elements: tuple[str, ...]
+    by: str
+    chosen: str
+    layouts: tuple[_Layout, ...]
+
+    def sql(self, from_name: str) -> str:
+        if len(self.elements) == 1:
+            tagged = f"SELECT {self.elements[0]} AS tagged FROM {from_name}"
+            inner = f"SELECT tagged.* FROM ({tagged})"
+        else:
+            inner = f"SELECT inline(array({', '.join(self.elements)})) FROM {from_name}"
+        return f"SELECT {self.chosen} FROM ({inner}) WHERE tag IS NOT NULL GROUP BY {self.by}"
+
+    def split(self, result: pa.Table) -> dict[tuple[str, str | None], pa.Table]:
+        """The partial table of each (view, distinct); groupings without rows are left out."""
+        tables: dict[tuple[str, str | None], pa.Table] = {}
+        tags = result.column("tag")
+        for layout in self.layouts:
+            mine = result if len(self.layouts) == 1 else result.filter(pc.equal(tags, layout.tag))
+            if mine.num_rows == 0:
+                continue
+            arrays = [mine.column(column) for _, column in layout.columns]
+            names = [name for name, _ in layout.columns]
+            tables[(layout.grouping.view, layout.grouping.distinct)] = pa.table(arrays, names)
+        return tables
+
+
+def build_pass(groupings: Sequence[Grouping], types: Mapping[str, DataType]) -> Pass:
+    """`types` gives the Spark type of every expression the groupings mention, by its text."""
+    slots = _Slots()
+    inputs: dict[str, str] = {}  # slot → type
+    structs: list[tuple[Grouping, dict[str, str]]] = []
+    layouts: list[_Layout] = []
+    key_slots: dict[str, None] = {}
+    aggregates: dict[str, str] = {}  # aggregate SQL → column of the result
+    for tag, grouping in enumerate(groupings):
+        used: dict[tuple[str, str], int] = {}
+        filled: dict[str, str] = {}
+        columns: list[tuple[str, str]] = []
+
+        def slot(kind: str, sql: str) -> str:
+            of_type = types[sql].name
+            name = slots.take(kind, of_type, used)  # noqa: B023
+            inputs[name] = of_type
+            filled[name] = sql  # noqa: B023
+            return name
+
+        for name, sql in grouping.keys:
+            key = slot("key", sql)
+            key_slots[key] = None
+            columns.append((name, key))
+        if grouping.distinct is None:
+            columns.append((ROWS, aggregates.setdefault("count(1)", f"a{len(aggregates)}")))
+        taken: dict[str, str] = {}
+        for partial in grouping.partials:
+            texts = (partial.input, *partial.order)
+            arguments = []
+            for text in texts:
+                if text not in taken:
+                    taken[text] = slot("input", text)
+                arguments.append(taken[text])
+            sql = aggregate_sql(partial.function, arguments)
+            columns.append((partial.name, aggregates.setdefault(sql, f"a{len(aggregates)}")))
+        structs.append((grouping, filled))
+        layouts.append(_Layout(tag, grouping, tuple(columns)))
+    elements = [
+        _struct_sql(tag, grouping.where, filled, inputs)
+        for tag, (grouping, filled) in enumerate(structs)
+    ]
+    by = ", ".join(["tag", *key_slots])
+    chosen = ", ".join([by, *(f"{sql} AS {name}" for sql, name in aggregates.items())])
+    return Pass(tuple(elements), by, chosen, tuple(layouts))
+
+
+def _struct_sql(
+    tag: int, where: str | None, filled: Mapping[str, str], inputs: Mapping[str, str]
+) -> str:
+    parts = [f"'tag', {tag}"]
+    for name, of_type in inputs.items():
+        parts.append(f"'{name}', {filled.get(name) or f'CAST(NULL AS {of_type})'}")
+    struct = f"named_struct({', '.join(parts)})"
+    return struct if where is None else f"IF({where}, {struct}, NULL)"
+
+
+def aggregate_sql(function: str, arguments: Sequence[str]) -> str:
+    """The Spark SQL of one partial function over its input (and what it is ordered by)."""
+    first = arguments[0]
+    if function == "m2":
+        return f"var_pop({first}) * count({first})"
+    if function in ("min_by", "max_by"):
+        return f"{function}({first}, struct({', '.join(arguments[1:])}))"
+    return f"{function}({first})"

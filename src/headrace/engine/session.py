@@ -1,0 +1,90 @@
+"""The Spark session of an engine, with the settings that were measured to matter."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.engine.java import find_java, java_home_for_spark
+from headrace.model.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["start_spark", "stop_spark"]
+
+log = logging.getLogger("headrace.engine")
+
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.locality.wait": "0",
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.python.daemon.module": "headrace.engine.daemon",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "200000",
+    "spark.sql.execution.pythonUDF.arrow.concurrency.level": "1",
+    "spark.sql.shuffle.partitions": "8",
+    "spark.sql.codegen.cache.maxEntries": "1000",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.log.level": "ERROR",
+    "spark.cleaner.periodicGC.interval": "10min",
+    "spark.task.maxFailures": "1",
+    "spark.sql.debug.maxToStringFields": "10",
+}
+
+
+def start_spark(settings: Settings) -> SparkSession:
+    """Raises JavaMissingError if there is no Java. Workers import headrace from this very install."""
+    java = find_java()
+    settings.run_directory.mkdir(parents=True, exist_ok=True)
+    os.environ["JAVA_HOME"] = str(java_home_for_spark(java, settings.run_directory))
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    # A Spark the machine may have by other ways must not mix with the one this package pins.
+    for name in ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "PYSPARK_DRIVER_PYTHON"):
+        os.environ.pop(name, None)
+    from pyspark.sql import SparkSession
+
+    cores = settings.engine.cores or os.cpu_count() or 1
+    builder = SparkSession.builder.master(f"local[{cores}]").appName(f"headrace-{settings.name}")
+    for name, value in _SETTINGS.items():
+        builder = builder.config(name, value)
+    local = settings.run_directory / "spark"
+    options = [
+        f"-Xms{min(512, settings.engine.java_heap_mebibytes)}m",
+        "-XX:+UseParallelGC",
+        f"-XX:ParallelGCThreads={cores}",
+        f"-Dderby.system.home={local}",
+        "-XX:+IgnoreUnrecognizedVMOptions",
+    ]
+    builder = (
+        builder.config("spark.driver.memory", f"{settings.engine.java_heap_mebibytes}m")
+        .config("spark.driver.extraJavaOptions", " ".join(options))
+        .config("spark.local.dir", str(local))
+        .config("spark.sql.warehouse.dir", str(local / "warehouse"))
+    )
+    log.info("starting Spark on Java %s (%s), %s cores", java.version, java.origin, cores)
+    return builder.getOrCreate()
+
+
+def stop_spark(spark: SparkSession) -> None:
+    """Ends the session and its JVM; workers go with it."""
+    from pyspark import SparkContext
+
+    spark.stop()
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        process = getattr(gateway, "proc", None)
+        if process is not None:
+            process.stdin.close()
+            process.wait(timeout=20)
+        SparkContext._gateway = None
+        SparkContext._jvm = None

@@ -1,0 +1,163 @@
+"""The leaf of every tick's plan: a Spark task turns offset ranges into Arrow batches.
+
+This runs in Spark's Python workers. The plan is built once; what a tick reads is not in the plan
+but in a local property of the job, so the same plan serves every tick.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.log.contract import NO_EVENT_TIME, RECEIVED_AT, LogBatch, LogReader
+from headrace.model.definitions import Stream
+from headrace.model.types import DataType
+
+__all__ = [
+    "EVENT_TIME",
+    "OFFSET",
+    "PARTITION",
+    "POSITION_COLUMNS",
+    "RANGES_PROPERTY",
+    "WATERMARK",
+    "Range",
+    "Source",
+    "decode_ranges",
+    "encode_ranges",
+]
+
+RANGES_PROPERTY = "headrace.ranges"
+PARTITION = "_partition"  # INT
+OFFSET = "_offset"  # BIGINT
+EVENT_TIME = "_event_time"  # TIMESTAMP: the event-time column, or when the gateway received it
+WATERMARK = "_watermark"  # BIGINT, microseconds: the partition's watermark before this event
+BATCH_ROWS_MAX = 100_000
+POSITION_COLUMNS = (PARTITION, OFFSET, EVENT_TIME, RECEIVED_AT, WATERMARK)
+
+_POSITION_TYPES = {
+    PARTITION: DataType("INT"),
+    OFFSET: DataType("BIGINT"),
+    EVENT_TIME: DataType("TIMESTAMP"),
+    RECEIVED_AT: DataType("TIMESTAMP"),
+    WATERMARK: DataType("BIGINT"),
+}
+
+
+@dataclass(frozen=True)
+class Range:
+    """Events start ≤ offset < end of one partition."""
+
+    partition: int
+    start: int
+    end: int
+
+    @property
+    def rows(self) -> int:
+        return self.end - self.start
+
+
+def encode_ranges(tasks: Sequence[Sequence[Range]]) -> str:
+    """The job's local property: the ranges of each task, in the order of the plan's numbers."""
+    return json.dumps([[(r.partition, r.start, r.end) for r in task] for task in tasks])
+
+
+def decode_ranges(text: str) -> list[list[Range]]:
+    return [[Range(*item) for item in task] for task in json.loads(text)]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One stream's events with just the `columns` that the plan uses, in that order."""
+
+    log_directory: Path
+    stream: Stream
+    columns: tuple[str, ...]
+
+    def type_of(self, name: str) -> DataType:
+        column = self.stream.column(name)
+        return column.type if column is not None else _POSITION_TYPES[name]
+
+    def ddl(self) -> str:
+        return ", ".join(f"`{name}` {self.type_of(name)}" for name in self.columns)
+
+    def reader_function(self) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+        """What mapInArrow runs. It takes its numbers from the rows it is given, not from its
+        partition id: coalesce puts several partitions into one task."""
+        source = self
+
+        def read_ranges(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            from pyspark import TaskContext
+
+            context = TaskContext.get()
+            assert context is not None
+            tasks = decode_ranges(context.getLocalProperty(RANGES_PROPERTY) or "[]")
+            for batch in numbers:
+                for number in batch.column(0).to_pylist():
+                    for wanted in tasks[number]:
+                        yield from source.read(wanted)
+
+        return read_ranges
+
+    def read(self, wanted: Range) -> Iterator[pa.RecordBatch]:
+        reader = _reader(self.log_directory, self.stream)
+        stored = [name for name in self.columns if self.stream.column(name) is not None]
+        clock = self.stream.event_time or RECEIVED_AT
+        if EVENT_TIME in self.columns or WATERMARK in self.columns:
+            stored.append(clock)
+        if RECEIVED_AT in self.columns:
+            stored.append(RECEIVED_AT)
+        stored = list(dict.fromkeys(stored)) or [RECEIVED_AT]
+        for found in reader.read(
+            self.stream.name, wanted.partition, wanted.start, wanted.end, stored
+        ):
+            complete = self._complete(found, wanted.partition, clock)
+            for start in range(0, complete.num_rows, BATCH_ROWS_MAX):
+                yield complete.slice(start, BATCH_ROWS_MAX)
+
+    def _complete(self, found: LogBatch, partition: int, clock: str) -> pa.RecordBatch:
+        rows = found.batch.num_rows
+        arrays: list[pa.Array] = []
+        for name in self.columns:
+            if name == PARTITION:
+                arrays.append(pa.array(np.full(rows, partition, dtype=np.int32)))
+            elif name == OFFSET:
+                arrays.append(pa.array(np.arange(found.base_offset, found.base_offset + rows)))
+            elif name == EVENT_TIME:
+                arrays.append(found.batch.column(clock))
+            elif name == WATERMARK:
+                arrays.append(pa.array(self._watermarks(found, clock)))
+            else:
+                column = self.stream.column(name)
+                arrays.append(found.batch.column(column.name if column else name))
+        return pa.RecordBatch.from_arrays(arrays, names=list(self.columns))
+
+    def _watermarks(self, found: LogBatch, clock: str) -> np.ndarray:
+        times = found.batch.column(clock).cast(pa.int64()).to_numpy()
+        before = np.empty(len(times), dtype=np.int64)
+        if len(times):
+            before[0] = found.maximum_before
+            np.maximum(np.maximum.accumulate(times[:-1]), found.maximum_before, out=before[1:])
+        floor = NO_EVENT_TIME + self.stream.delay_microseconds
+        return np.maximum(before, floor) - self.stream.delay_microseconds
+
+
+_READERS: dict[tuple[Path, str], LogReader] = {}
+_READERS_MAX = 64
+
+
+def _reader(directory: Path, stream: Stream) -> LogReader:
+    """One reader per worker process and stream, kept: opening costs more than a small tick reads."""
+    from headrace.log.embedded import open_reader
+
+    key = (directory, stream.name)
+    reader = _READERS.get(key)
+    if reader is None:
+        if len(_READERS) >= _READERS_MAX:
+            _READERS.pop(next(iter(_READERS))).close()
+        reader = _READERS[key] = open_reader(directory, [stream])
+    return reader

@@ -1,0 +1,135 @@
+"""The views of a running engine: how far each has come, and which move together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headrace.engine.source import Range
+from headrace.model.definitions import Stream
+from headrace.model.plan import BoundView
+from headrace.store.contract import Counts, ViewStatus
+
+__all__ = ["Isolation", "LiveView", "ViewGroup", "choose_ranges", "group_views"]
+
+Offsets = tuple[int, ...]
+
+
+@dataclass
+class Isolation:
+    """A view that failed on data goes alone until `target`, with fewer and fewer rows per tick
+    until a single event is left, which becomes its dead letter."""
+
+    target: Offsets
+    rows_max: int
+    dead_in_a_row: int = 0
+    recent_rows: int = 0
+    recent_dead: int = 0
+
+
+@dataclass
+class LiveView:
+    """`bound` is None for a view that Spark does not accept; it is listed, but never runs."""
+
+    name: str
+    stream: Stream
+    bound: BoundView | None
+    next_offsets: Offsets
+    status: ViewStatus
+    watermark_microseconds: int | None = None
+    totals: Counts = field(default_factory=Counts)
+    isolation: Isolation | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.bound is not None and self.status.state == "live"
+
+    @property
+    def running_plan(self) -> BoundView:
+        assert self.bound is not None, "only running views are asked for their plan"
+        return self.bound
+
+
+@dataclass(frozen=True)
+class ViewGroup:
+    """Views of one stream at equal offsets: they share a plan. `limit` is how far it may go."""
+
+    stream: Stream
+    views: tuple[LiveView, ...]
+    next_offsets: Offsets
+    limit: Offsets
+    rows_max: int
+    is_leading: bool
+
+
+def group_views(
+    views: Sequence[LiveView], ends: Mapping[str, Offsets], rows_max: int
+) -> list[ViewGroup]:
+    """Leading groups (one per stream, the furthest) come first and may go to the log's ends. The
+    others stop where the leading group stands, so that they meet it and join its plan."""
+    groups: list[ViewGroup] = []
+    behind: list[ViewGroup] = []
+    by_stream: dict[str, list[LiveView]] = {}
+    for view in views:
+        if view.is_running:
+            by_stream.setdefault(view.stream.name, []).append(view)
+    for name, members in by_stream.items():
+        alone = [view for view in members if view.isolation is not None]
+        together: dict[Offsets, list[LiveView]] = {}
+        for view in members:
+            if view.isolation is None:
+                together.setdefault(view.next_offsets, []).append(view)
+        front = max((sum(offsets), offsets) for offsets in together) if together else None
+        for offsets, same in together.items():
+            is_leading = front is not None and offsets == front[1]
+            limit = ends[name] if is_leading or front is None else _least(front[1], ends[name])
+            group = ViewGroup(same[0].stream, tuple(same), offsets, limit, rows_max, is_leading)
+            (groups if is_leading else behind).append(group)
+        for view in alone:
+            assert view.isolation is not None
+            rows = min(rows_max, view.isolation.rows_max)
+            behind.append(
+                ViewGroup(
+                    view.stream,
+                    (view,),
+                    view.next_offsets,
+                    view.isolation.target,
+                    rows,
+                    is_leading=False,
+                )
+            )
+    return groups + behind
+
+
+def _least(first: Offsets, second: Offsets) -> Offsets:
+    return tuple(min(a, b) for a, b in zip(first, second, strict=True))
+
+
+def choose_ranges(group: ViewGroup) -> tuple[Range, ...]:
+    """The next events of the group, at most `rows_max`, taken from all partitions alike so that
+    none starves; a partition that is already at the limit gives none."""
+    room = group.rows_max
+    waiting = {
+        partition: limit - start
+        for partition, (start, limit) in enumerate(
+            zip(group.next_offsets, group.limit, strict=True)
+        )
+        if limit > start
+    }
+    taken = dict.fromkeys(waiting, 0)
+    while waiting and room > 0:
+        share = max(1, room // len(waiting))
+        for partition in list(waiting):
+            rows = min(share, waiting[partition], room)
+            taken[partition] += rows
+            waiting[partition] -= rows
+            room -= rows
+            if waiting[partition] == 0:
+                del waiting[partition]
+            if room == 0:
+                break
+    return tuple(
+        Range(partition, group.next_offsets[partition], group.next_offsets[partition] + rows)
+        for partition, rows in taken.items()
+        if rows
+    )

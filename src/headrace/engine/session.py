@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.engine.java import find_java, java_home_for_spark
@@ -41,7 +40,7 @@ _SETTINGS = {
 
 
 def start_spark(settings: Settings) -> SparkSession:
-    """Raises JavaMissingError if there is no Java. Workers import headrace from this very install."""
+    """Raises JavaMissingError if there is no Java. Workers run the Python of this process."""
     java = find_java()
     settings.run_directory.mkdir(parents=True, exist_ok=True)
     os.environ["JAVA_HOME"] = str(java_home_for_spark(java, settings.run_directory))

@@ -151,7 +151,7 @@ _READERS_MAX = 64
 
 
 def _reader(directory: Path, stream: Stream) -> LogReader:
-    """One reader per worker process and stream, kept: opening costs more than a small tick reads."""
+    """One reader per worker process and stream: opening costs more than a small tick reads."""
     from headrace.log.embedded import open_reader
 
     key = (directory, stream.name)

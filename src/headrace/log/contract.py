@@ -1,4 +1,4 @@
-"""The log contract. One conformance suite (tests/log/test_conformance.py) runs against every backend.
+"""The log contract; tests/log/test_conformance.py runs against every backend.
 
 A log holds streams; a stream has numbered partitions; a partition is a sequence of events with
 offsets 0, 1, 2, … without holes. Offsets never change meaning.
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 RECEIVED_AT = (
-    "_received_at"  # TIMESTAMP, when the gateway had the request; a column of every stream
+    "_received_at"  # TIMESTAMP, when the gateway had the request; in every stream
 )
 NO_EVENT_TIME = -(2**63)  # the running maximum before the first event of a partition
 
@@ -169,7 +169,7 @@ class LogWriter(Protocol):
         """Durably mark dead letters as dealt with (re-submitted or discarded)."""
 
     def retain(self, now_microseconds: int) -> Mapping[str, int]:
-        """Apply every stream's retention, never passing the hold; returns bytes freed per stream."""
+        """Apply every stream's retention, never passing the hold; gives bytes freed per stream."""
 
     def close(self) -> None:
         """Everything appended is durable already; releases the lock."""

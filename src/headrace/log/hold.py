@@ -1,4 +1,4 @@
-"""The hold: how far the slowest view of each stream has come, told by the engine to the log's writer.
+"""The hold: how far the slowest view of each stream has come, as the engine tells the writer.
 
 Retention must not pass it. The file may lag behind (that only keeps more); it never runs ahead.
 """

@@ -107,7 +107,7 @@ class View:
 
 @dataclass(frozen=True)
 class Project:
-    """All definitions, each kind ordered by name. Names are unique over streams and views together."""
+    """All definitions, each kind ordered by name. Names are unique over both kinds together."""
 
     name: str
     streams: tuple[Stream, ...] = ()

@@ -10,7 +10,8 @@ HeadraceError
 │   ├── LogCorruptError        stored bytes fail their checksum before the tail
 │   ├── LogFullError           the size limit is reached and the slowest view holds the rest
 │   ├── LogOffsetError         an offset outside what the log holds
-│   └── KeyReusedError         an idempotency key came again with another body
+│   ├── KeyReusedError         an idempotency key came again with another body
+│   └── ProducerGapsError      a producer left more gaps in its sequence numbers than are kept
 ├── StoreError             the view store cannot do what was asked
 │   ├── StoreLockedError       another process holds the store
 │   ├── FencedError            a newer engine has taken over; this one must stop
@@ -53,6 +54,7 @@ __all__ = [
     "LogLockedError",
     "LogOffsetError",
     "MergeError",
+    "ProducerGapsError",
     "QueryError",
     "RefusedError",
     "RequestError",
@@ -96,7 +98,7 @@ class DefinitionError(HeadraceError):
     code = "definition"
 
 
-class DefinitionErrors(HeadraceError):
+class DefinitionErrors(HeadraceError):  # noqa: N818
     """All faults found in one pass, ordered by location."""
 
     code = "definitions"
@@ -117,7 +119,7 @@ class SettingsError(HeadraceError):
 
 
 class RequestError(HeadraceError):
-    """A refused request. `code` is stable and `status` is the HTTP status of the problem document."""
+    """A refused request. `code` is stable, `status` is the problem document's HTTP status."""
 
     def __init__(
         self,
@@ -158,6 +160,10 @@ class KeyReusedError(LogError):
     code = "key-reused"
 
 
+class ProducerGapsError(LogError):
+    code = "producer-gaps"
+
+
 class StoreError(HeadraceError):
     code = "store"
 
@@ -185,7 +191,7 @@ class ChangesExpiredError(StoreError):
 
 
 class QueryError(StoreError):
-    """`status` is the HTTP status that fits: 400 wrong, 408 too long, 413 too large, 503 interrupted."""
+    """`status` is the HTTP status: 400 wrong, 408 too long, 413 too large, 503 interrupted."""
 
     code = "query"
 

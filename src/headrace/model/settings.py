@@ -45,6 +45,7 @@ class GatewaySettings:
     producers_max: int = 100_000
     producer_intervals_max: int = 1_000
     dead_letters_max: int = 1_000_000
+    dead_letters_bytes_max: int = 1_024 * MEBIBYTE
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Settings:
 
     @property
     def run_directory(self) -> Path:
-        """Small files by which the two processes find each other; safe to delete when both are down."""
+        """Files by which the two processes find each other; safe to delete when both are down."""
         return self.data_directory / "run"
 
     @property
@@ -137,7 +138,7 @@ def load_settings(directory: Path, environment: dict[str, str] | None = None) ->
     unknown = set(raw) - set(_SECTIONS) - {"name"}
     if unknown:
         raise SettingsError(
-            f"{file}: unknown section {sorted(unknown)[0]!r}",
+            f"{file}: unknown section {min(unknown)!r}",
             hint=f"sections are {', '.join(_SECTIONS)}",
         )
     name = raw.get("name", directory.resolve().name)

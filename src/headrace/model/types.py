@@ -172,7 +172,7 @@ def _expect(token: str, rest: list[str], text: str) -> list[str]:
 
 
 def type_from_arrow(arrow: pa.DataType) -> DataType:
-    """The column type that Spark's results of this Arrow type have. Raises TypeSyntaxError if none."""
+    """The column type of Spark's results of this Arrow type. Raises TypeSyntaxError if none."""
     if pa.types.is_decimal(arrow):
         return parse_type(f"DECIMAL({arrow.precision},{arrow.scale})")
     if pa.types.is_timestamp(arrow):

@@ -1,4 +1,4 @@
-"""The store contract. One conformance suite (tests/store/test_conformance.py) runs against every backend.
+"""The store contract; tests/store/test_conformance.py runs against every backend.
 
 Only the engine's process opens the store. One thread commits ticks; queries run on other threads.
 """
@@ -38,6 +38,15 @@ class Counts:
     filtered: int = 0
     late: int = 0
     dead: int = 0
+
+    def plus(self, other: Counts) -> Counts:
+        return Counts(
+            read=self.read + other.read,
+            applied=self.applied + other.applied,
+            filtered=self.filtered + other.filtered,
+            late=self.late + other.late,
+            dead=self.dead + other.dead,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,83 @@
+"""What the engine offers to those who serve: its status, how far behind each view is, rebuilds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from headrace.store.contract import Counts
+
+__all__ = ["Control", "EngineStatus", "StreamReport", "TickDurations", "ViewReport"]
+
+
+@dataclass(frozen=True)
+class TickDurations:
+    """Milliseconds over the engine's newest ticks; `ticks` says over how many. Zero without any."""
+
+    ticks: int = 0
+    last: float = 0.0
+    p50: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+
+
+@dataclass(frozen=True)
+class StreamReport:
+    """`state` is live or failed; `ends` are the log's ends per partition as last seen.
+    `pending_events` counts what the slowest view of the stream has not taken yet."""
+
+    state: str
+    detail: str = ""
+    ends: Mapping[int, int] = field(default_factory=dict)
+    pending_events: int = 0
+
+
+@dataclass(frozen=True)
+class ViewReport:
+    """`state` is live, catching_up, failed or changed; `detail` says why, for people. `counts` are
+    the totals since the view was created."""
+
+    stream: str
+    state: str
+    detail: str = ""
+    next_offsets: Mapping[int, int] = field(default_factory=dict)
+    pending_events: int = 0
+    watermark_microseconds: int | None = None
+    counts: Counts = field(default_factory=Counts)
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    """`state` is starting, live or failed. `tick` is the last committed one, 0 before the first."""
+
+    state: str
+    detail: str = ""
+    generation: int = 0
+    tick: int = 0
+    committed_at_microseconds: int | None = None
+    durations: TickDurations = field(default_factory=TickDurations)
+    streams: Mapping[str, StreamReport] = field(default_factory=dict)
+    views: Mapping[str, ViewReport] = field(default_factory=dict)
+
+
+class Control(Protocol):
+    """Every call is made from serving threads while ticks run: it returns at once and never waits
+    for a tick. What it says about progress is what is committed, never what is under way."""
+
+    def status(self) -> EngineStatus: ...
+
+    def pending(self, view: str) -> int:
+        """Events in the log that the view has not taken yet. 0 for a view it does not know."""
+
+    def watermark(self, view: str) -> int | None:
+        """The view's committed watermark in microseconds; None while there is none. Never
+        decreases, and never runs ahead of what a query that starts now will see."""
+
+    def rebuild(self, view: str) -> None:
+        """Ask for the view to be emptied and filled again from the log; returns before it is done.
+        Raises QueryError for a view that is not defined."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Further figures for /metrics by name, without the `headrace_` in front. A name that ends
+        in `_total` only grows; others may move both ways."""

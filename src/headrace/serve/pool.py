@@ -1,0 +1,54 @@
+"""Threads for calls that block, with a stated number at work and a stated number waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from headrace.model.errors import RequestError
+
+__all__ = ["Pool"]
+
+Result = TypeVar("Result")
+
+
+class Pool:
+    """Used from one event loop only, which is what keeps the count of waiting calls right."""
+
+    def __init__(self, name: str, threads: int, waiting_max: int) -> None:
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix=f"headrace-{name}")
+        self._name = name
+        self._admitted_max = threads + waiting_max
+        self._admitted = 0
+
+    async def run(self, call: Callable[[], Result]) -> Result:
+        """Raises RequestError (503) at once when as many calls as allowed are waiting already.
+
+        A caller that is cancelled leaves its call to end by itself; it counts until it has.
+        """
+        if self._admitted >= self._admitted_max:
+            raise RequestError(
+                503,
+                "busy",
+                f"{self._admitted} {self._name} requests are under way or waiting",
+                hint="try again in a moment",
+                retry_after_seconds=1,
+            )
+        self._admitted += 1
+        future = asyncio.get_running_loop().run_in_executor(self._executor, call)
+        future.add_done_callback(self._left)
+        return await asyncio.shield(future)
+
+    def _left(self, future: asyncio.Future[Result]) -> None:
+        self._admitted -= 1
+        if not future.cancelled():
+            future.exception()  # a caller that left must not leave an unread error behind
+
+    @property
+    def admitted(self) -> int:
+        return self._admitted
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=True, cancel_futures=True)

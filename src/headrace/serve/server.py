@@ -1,0 +1,204 @@
+"""The engine's HTTP server: an event loop in its own thread beside the ticks.
+
+Granian runs through its ASGI interface: there, sending waits for a client that reads slowly. Its
+RSGI interface takes every byte at once and keeps what the client has not read in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from granian.constants import HTTPModes, Interfaces
+from granian.server.embed import Server as GranianServer
+
+from headrace.model.errors import EngineError
+from headrace.model.settings import Settings
+from headrace.serve.application import Application
+from headrace.serve.control import Control
+from headrace.serve.services import Services
+from headrace.serve.subscriptions import Hub
+from headrace.store.contract import Store, ViewChange
+
+__all__ = ["Server", "start_server"]
+
+START_SECONDS_MAX = 10.0
+STOP_SECONDS_MAX = 10.0
+CONNECTIONS_BESIDE_SUBSCRIBERS_MAX = 512
+
+
+def start_server(store: Store, control: Control, settings: Settings) -> Server:
+    """Returns once connections are accepted and engine.json says where. Signals stay with the
+    caller's main thread. Raises EngineError if the server does not start."""
+    server = Server(store, control, settings)
+    server.start()
+    return server
+
+
+class Server:
+    def __init__(self, store: Store, control: Control, settings: Settings) -> None:
+        self._store = store
+        self._control = control
+        self._settings = settings
+        self._secret = secrets.token_urlsafe(32)
+        self._address_file = settings.run_directory / "engine.json"
+        self._reservation = _reserve_port()
+        self.port: int = self._reservation.getsockname()[1]
+        self._thread = threading.Thread(target=self._run, name="headrace-serve", daemon=True)
+        self._started = threading.Event()
+        self._failure: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._hub: Hub | None = None
+        self._stopping: asyncio.Event | None = None
+
+    # for the engine
+
+    def publish(
+        self,
+        changes: Sequence[ViewChange],
+        *,
+        tick: int,
+        committed_at_microseconds: int,
+        watched: frozenset[str] | None = None,
+    ) -> None:
+        """Hand over what a tick changed, after its commit, in order of ticks. Never waits.
+
+        `watched` is what watched() said before the commit when only those views' changes are
+        given: a view watched since then is read from the store. None: the changes of all views.
+        """
+        if self._hub is not None:
+            self._hub.publish(changes, tick, committed_at_microseconds, watched)
+
+    def watched(self) -> frozenset[str]:
+        """The views with subscribers just now. From any thread, at no cost."""
+        return frozenset() if self._hub is None else self._hub.watched()
+
+    def expire(self, view: str) -> None:
+        """Call when a view is dropped or rebuilt: its subscribers are told to read it again."""
+        if self._loop is not None and self._hub is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._hub.expire, view)
+
+    def stop(self) -> None:
+        """Ends subscriptions, lets requests under way end, closes the port. Can be called again.
+        Raises EngineError if the thread does not end within STOP_SECONDS_MAX."""
+        self._remove_address()
+        loop, stopping = self._loop, self._stopping
+        if loop is not None and stopping is not None and self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # the loop ended just now by itself
+                loop.call_soon_threadsafe(stopping.set)
+        if self._thread.ident is not None:
+            self._thread.join(STOP_SECONDS_MAX)
+            if self._thread.is_alive():
+                raise EngineError("the HTTP server did not end", hint="a query may be stuck")
+        self._reservation.close()
+
+    # its own thread
+
+    def start(self) -> None:
+        self._thread.start()
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while not (self._started.is_set() and _accepts(self.port)):
+            if self._failure is not None or time.monotonic() > deadline:
+                self._reservation.close()
+                raise EngineError(
+                    f"the HTTP server did not start on port {self.port}: "
+                    f"{self._failure or 'no connection within the time allowed'}"
+                ) from self._failure
+            time.sleep(0.005)
+        self._write_address()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            self._failure = error
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        subscribers_max = self._settings.store.subscribers_max
+        hub = Hub(self._loop, self._store, self._control, subscribers_max)
+        services = Services(self._store, self._control, self._settings, hub)
+        connections_max = subscribers_max + CONNECTIONS_BESIDE_SUBSCRIBERS_MAX
+        server = GranianServer(
+            Application(services, self._secret),
+            address="127.0.0.1",
+            port=self.port,
+            interface=Interfaces.ASGINL,
+            http=HTTPModes.http1,
+            websockets=False,
+            backlog=connections_max,
+            backpressure=connections_max,
+            log_enabled=False,
+        )
+        if sys.platform != "linux":
+            self._reservation.close()
+        hub.start()
+        self._hub = hub
+        serving = asyncio.ensure_future(server.serve())
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        self._started.set()
+        try:
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            await hub.close()
+            server.stop()  # type: ignore[no-untyped-call]
+            await asyncio.gather(serving, return_exceptions=True)
+            stopping.cancel()
+            await self._loop.run_in_executor(None, services.close)
+        if not serving.cancelled() and (failure := serving.exception()) is not None:
+            raise failure
+
+    # where it is
+
+    def _write_address(self) -> None:
+        """Atomic and readable by the owner alone: the secret opens every view."""
+        directory = self._address_file.parent
+        directory.mkdir(parents=True, exist_ok=True)
+        temporary = directory / f".engine.json.{os.getpid()}"
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as handle:
+            json.dump({"pid": os.getpid(), "port": self.port, "secret": self._secret}, handle)
+        temporary.replace(self._address_file)
+
+    def _remove_address(self) -> None:
+        """Only its own: a newer engine may have written the file since."""
+        if _secret_in(self._address_file) == self._secret:
+            self._address_file.unlink(missing_ok=True)
+
+
+def _secret_in(file: Path) -> str | None:
+    try:
+        document = json.loads(file.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    secret = document.get("secret") if isinstance(document, dict) else None
+    return secret if isinstance(secret, str) else None
+
+
+def _reserve_port() -> socket.socket:
+    """A bound socket that never listens: it keeps a free port for the server, which on Linux may
+    bind the same port beside it. Elsewhere it is let go just before."""
+    reservation = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    if sys.platform == "linux":
+        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    reservation.bind(("127.0.0.1", 0))
+    return reservation
+
+
+def _accepts(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,93 @@
+"""What a handler needs to answer, and the freshness of what it reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from headrace.model.errors import QueryError, RequestError
+from headrace.model.settings import Settings
+from headrace.serve.control import Control
+from headrace.serve.formats import AnswerFreshness
+from headrace.serve.pool import Pool
+from headrace.serve.subscriptions import Hub
+from headrace.store.contract import Freshness, Store
+
+__all__ = ["Progress", "Services"]
+
+READS_AT_ONCE_MAX = 4
+READS_WAITING_MAX = 256
+
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the views behind an answer had come, asked before their rows are read, so that the
+    answer holds at least this much."""
+
+    complete_up_to_microseconds: int | None
+    pending_events: int
+
+    def at(self, freshness: Freshness) -> AnswerFreshness:
+        return AnswerFreshness(
+            freshness.tick,
+            freshness.committed_at_microseconds if freshness.tick else None,
+            self.complete_up_to_microseconds,
+            self.pending_events,
+        )
+
+
+class Services:
+    """`reads` and `queries` are apart, so that long ad-hoc queries never hold up view reads."""
+
+    def __init__(self, store: Store, control: Control, settings: Settings, hub: Hub) -> None:
+        self.store = store
+        self.control = control
+        self.settings = settings
+        self.hub = hub
+        self.reads = Pool("read", READS_AT_ONCE_MAX, READS_WAITING_MAX)
+        at_once = settings.store.queries_at_once_max
+        self.queries = Pool("sql", at_once, waiting_max=4 * at_once)
+
+    def close(self) -> None:
+        self.reads.close()
+        self.queries.close()
+
+    def view_name(self, name: str) -> str:
+        """The view's own spelling of its name. Blocking. Raises RequestError: 404 for a view that
+        does not exist, 409 for one whose definition changed under its state."""
+        catalog = self.store.catalog()
+        known = {view.lower(): view for view in catalog}
+        own = known.get(name.lower())
+        if own is None:
+            raise RequestError(
+                404,
+                "view-unknown",
+                f"there is no view {name!r}",
+                hint=f"views are {', '.join(sorted(catalog))}" if catalog else "define one first",
+            )
+        try:
+            self.store.describe(own)
+        except QueryError as error:
+            raise RequestError(
+                409,
+                "view-closed",
+                f"view {own} cannot be read: {catalog[own].status.detail or error.message}",
+                hint=f"headrace rebuild {own} fills it again from the log",
+            ) from error
+        return own
+
+    def progress(self, views: Iterable[str]) -> Progress:
+        """The least complete of the views decides; one without a watermark leaves it unknown."""
+        names = list(views)
+        watermarks = [self.control.watermark(name) for name in names]
+        known = [w for w in watermarks if w is not None]
+        complete = min(known) if known and len(known) == len(names) else None
+        return Progress(complete, sum(self.control.pending(name) for name in names))
+
+    def views_named_in(self, sql: str) -> list[str]:
+        """Every view whose name is a word of the text: all that it reads, at times more."""
+        words = {word.lower() for word in _WORD.findall(sql)}
+        return [view for view in self.store.catalog() if view.lower() in words]

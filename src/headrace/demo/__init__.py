@@ -1,0 +1,1 @@
+"""The shop: the example project that `init`, `demo` and `generate` share."""

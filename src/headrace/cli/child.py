@@ -1,0 +1,52 @@
+"""`python -m headrace.cli.child NAME DIR`: how `up` starts the gateway and the engine.
+
+The child is the leader of its own process group and holds the reading end of a pipe whose writing
+end only the supervisor has. When the supervisor goes, however it goes, the pipe ends and the child
+ends its whole group, so that nothing of a project outlives its `up`.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+import threading
+
+from headrace.cli import exits
+from headrace.cli.logs import LogFormat, configure
+from headrace.model.errors import HeadraceError
+
+__all__ = ["LIFELINE", "LOG_FORMAT", "main"]
+
+LIFELINE = "HEADRACE_LIFELINE"  # the number of the pipe's reading end
+LOG_FORMAT = "HEADRACE_LOG_FORMAT"
+
+
+def _end_with(lifeline: int) -> None:
+    while os.read(lifeline, 64):
+        pass
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def main() -> None:
+    name, directory = sys.argv[1], sys.argv[2]
+    configure(LogFormat(os.environ.get(LOG_FORMAT, "people")), name)
+    lifeline = os.environ.pop(LIFELINE, None)
+    if lifeline is not None:
+        threading.Thread(
+            target=_end_with, args=(int(lifeline),), name="lifeline", daemon=True
+        ).start()
+    module = f"headrace.{name}"
+    sys.argv = [module, directory]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except HeadraceError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(exits.exit_code(error))
+    except KeyboardInterrupt:
+        sys.exit(exits.INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

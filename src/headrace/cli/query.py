@@ -1,0 +1,42 @@
+"""`headrace query`: one SELECT over the views."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from headrace.cli.calls import resolve
+from headrace.cli.options import AsJson, ProjectFolder, ServerToken, ServerUrl
+from headrace.cli.output import print_json, print_table, say
+
+__all__ = ["command", "freshness_line"]
+
+
+def command(
+    sql: Annotated[str, typer.Argument(help="A read-only SELECT in the store's dialect.")],
+    project: ProjectFolder = None,
+    url: ServerUrl = None,
+    token: ServerToken = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a SELECT over the views, and say how fresh the answer is."""
+    answer = resolve(project, url, token).post("/v1/sql", {"sql": sql})
+    if as_json:
+        print_json(answer)
+        return
+    rows = answer["rows"]
+    columns = list(rows[0]) if rows else []
+    if columns:
+        print_table(columns, [[row[name] for name in columns] for row in rows])
+    say(f"{len(rows):,} row{'' if len(rows) == 1 else 's'} · {freshness_line(answer['freshness'])}")
+
+
+def freshness_line(freshness: dict[str, Any]) -> str:
+    """An answer's freshness in one line."""
+    parts = [f"tick {freshness.get('tick')}", f"committed {freshness.get('committed_at')}"]
+    if freshness.get("complete_up_to"):
+        parts.append(f"complete up to {freshness['complete_up_to']}")
+    if freshness.get("pending_events") is not None:
+        parts.append(f"{freshness['pending_events']:,} events pending")
+    return " · ".join(parts)

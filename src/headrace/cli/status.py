@@ -1,0 +1,88 @@
+"""`headrace status`: how the project is, in one look."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from headrace.cli import exits
+from headrace.cli.calls import resolve
+from headrace.cli.options import AsJson, ProjectFolder, ServerToken, ServerUrl
+from headrace.cli.output import cell, print_json, print_table
+
+__all__ = ["command"]
+
+
+def command(
+    project: ProjectFolder = None,
+    url: ServerUrl = None,
+    token: ServerToken = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show gateway, engine, streams and views; exit code 1 if one is in trouble."""
+    answer = resolve(project, url, token).get("/v1/status")
+    if as_json:
+        print_json(answer)
+    else:
+        _show(answer)
+    if not _is_sound(answer):
+        raise typer.Exit(exits.CHECK_FAILED)
+
+
+def _is_sound(answer: dict[str, Any]) -> bool:
+    views = answer.get("views", {}).values()
+    engine = answer.get("engine", {}).get("state")
+    return engine in ("live", "starting") and all(
+        view["state"] in ("live", "catching_up") for view in views
+    )
+
+
+def _show(answer: dict[str, Any]) -> None:
+    processes = []
+    for name in ("gateway", "engine"):
+        part = answer.get(name, {})
+        known = [f"{k.replace('_', ' ')} {cell(v)}" for k, v in part.items() if _is_figure(k, v)]
+        detail = part.get("detail") or part.get("reason") or ""
+        processes.append((name, part.get("state", "—"), detail or " · ".join(known)))
+    print_table(("process", "state", "detail"), processes)
+    ticks = answer.get("engine", {}).get("tick_milliseconds") or {}
+    if ticks.get("ticks"):
+        print(
+            f"ticks: p50 {ticks['p50']:.1f} ms, p95 {ticks['p95']:.1f} ms, "
+            f"p99 {ticks['p99']:.1f} ms over the newest {ticks['ticks']:,}"
+        )
+    streams = answer.get("streams", {})
+    if streams:
+        print_table(
+            ("stream", "state", "events", "pending", "detail"),
+            [
+                (name, s["state"], sum(s["ends"].values()), s["pending_events"], s["detail"])
+                for name, s in streams.items()
+            ],
+        )
+    views = answer.get("views", {})
+    if views:
+        print_table(
+            ("view", "state", "from", "pending", "complete up to", "applied", "late", "dead", ""),
+            [_view_row(name, view) for name, view in views.items()],
+        )
+
+
+def _view_row(name: str, view: dict[str, Any]) -> tuple[Any, ...]:
+    counts = view.get("counts", {})
+    return (
+        name,
+        view["state"],
+        view["stream"],
+        view["pending_events"],
+        view["watermark"],
+        counts.get("applied"),
+        counts.get("late"),
+        counts.get("dead"),
+        view["detail"],
+    )
+
+
+def _is_figure(name: str, value: Any) -> bool:
+    return name not in ("state", "detail", "reason") and isinstance(value, int | float | str)

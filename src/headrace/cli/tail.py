@@ -1,0 +1,58 @@
+"""`headrace tail VIEW`: follow a view's changes."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from headrace.cli.calls import resolve
+from headrace.cli.options import AsJson, ProjectFolder, ServerToken, ServerUrl
+from headrace.cli.output import cell, say
+
+__all__ = ["command"]
+
+
+def command(
+    view: Annotated[str, typer.Argument(help="The view to follow.")],
+    after: Annotated[
+        int | None,
+        typer.Option(min=0, help="Start with the first tick after this one. Default: from now."),
+    ] = None,
+    ticks: Annotated[
+        int | None, typer.Option(min=1, help="End after this many ticks with changes.")
+    ] = None,
+    project: ProjectFolder = None,
+    url: ServerUrl = None,
+    token: ServerToken = None,
+    as_json: AsJson = False,
+) -> None:
+    """Follow a view's changes: one message per tick, rows before (-) and after (+)."""
+    from headrace.client import Client
+
+    address = resolve(project, url, token)
+    seen = 0
+    with Client(address.url, token=address.token) as client:
+        for change in client.subscribe(view, after=after):
+            _show(change, as_json)
+            seen += 1
+            if seen == ticks:
+                return
+
+
+def _show(change: Any, as_json: bool) -> None:
+    if as_json:
+        document = {
+            "tick": change.tick,
+            "view": change.view,
+            "before": change.before,
+            "after": change.after,
+            "freshness": change.freshness,
+        }
+        print(json.dumps(document, default=str), flush=True)
+        return
+    say(f"tick {change.tick}")
+    for sign, rows in (("-", change.before), ("+", change.after)):
+        for row in rows:
+            print(f"{sign} " + "  ".join(f"{n}={cell(v)}" for n, v in row.items()), flush=True)

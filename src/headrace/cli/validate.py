@@ -1,0 +1,88 @@
+"""`headrace validate`: every fault of a project at once, without starting anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from headrace.cli import exits
+from headrace.cli.options import AsJson, ProjectFolder
+from headrace.cli.output import print_json, print_table, say
+from headrace.cli.project import read_definitions, read_settings
+from headrace.model.errors import DefinitionError, DefinitionErrors
+
+if TYPE_CHECKING:
+    from headrace.model.definitions import Project
+
+__all__ = ["command", "print_faults"]
+
+
+def command(project: ProjectFolder = None, as_json: AsJson = False) -> None:
+    """Check the definitions: every fault with file, line, column and hint. Needs no Java."""
+    settings = read_settings(project)
+    try:
+        definitions = read_definitions(settings)
+    except DefinitionErrors as faults:
+        if as_json:
+            print_json({"ok": False, "faults": [_fault(error) for error in faults.errors]})
+        else:
+            print_faults(faults, settings.directory)
+        raise typer.Exit(exits.CHECK_FAILED) from None
+    if as_json:
+        print_json({"ok": True, "faults": [], **_described(definitions)})
+        return
+    rows = [("stream", s.name, f"{len(s.columns)} columns") for s in definitions.streams]
+    rows += [("view", v.name, f"from {v.source}") for v in definitions.views]
+    print_table(("kind", "name", "what"), rows)
+    print("no faults")
+
+
+def _described(definitions: Project) -> dict[str, Any]:
+    streams = [
+        {
+            "name": stream.name,
+            "columns": [
+                {"name": c.name, "type": str(c.type), "nullable": c.nullable}
+                for c in stream.columns
+            ],
+            "partitions": stream.partitions,
+        }
+        for stream in definitions.streams
+    ]
+    views = [{"name": view.name, "source": view.source} for view in definitions.views]
+    return {"streams": streams, "views": views}
+
+
+def _fault(error: DefinitionError) -> dict[str, Any]:
+    where = error.location
+    return {
+        "file": where.file if where else None,
+        "line": where.line if where else None,
+        "column": where.column if where else None,
+        "message": error.message,
+        "hint": error.hint,
+        "code": error.code,
+    }
+
+
+def print_faults(faults: DefinitionErrors, directory: Path) -> None:
+    """To stderr, each with the line it is about where the file can be read."""
+    for error in faults.errors:
+        say(str(error))
+        excerpt = _excerpt(error, directory)
+        if excerpt:
+            say(excerpt)
+    say(f"error: {faults.message}")
+
+
+def _excerpt(error: DefinitionError, directory: Path) -> str:
+    if error.location is None:
+        return ""
+    try:
+        lines = (directory / error.location.file).read_text(encoding="utf-8").splitlines()
+        line = lines[error.location.line - 1]
+    except (OSError, UnicodeDecodeError, IndexError):
+        return ""
+    return f"    {line}\n    {' ' * (error.location.column - 1)}^"

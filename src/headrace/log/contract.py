@@ -28,9 +28,7 @@ __all__ = [
     "stored_schema",
 ]
 
-RECEIVED_AT = (
-    "_received_at"  # TIMESTAMP, when the gateway had the request; in every stream
-)
+RECEIVED_AT = "_received_at"  # TIMESTAMP, when the gateway had the request; in every stream
 NO_EVENT_TIME = -(2**63)  # the running maximum before the first event of a partition
 
 

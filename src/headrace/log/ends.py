@@ -1,0 +1,186 @@
+"""The `ends` file: where each partition starts and ends, for readers in any process.
+
+Two copies of all slots and a version that says which copy is current. The writer fills the other
+copy and then moves the version on, so a reader always finds one whole copy, also when the writer
+is killed in between, and a group that touches many partitions appears at once. Each copy has a
+checksum over its version and its slots, so a copy read while being replaced is recognised.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from headrace.log.frames import fsync_directory
+from headrace.model.errors import LogError
+
+__all__ = ["EndsReader", "EndsWriter"]
+
+ENDS_NAME = "ends"
+_MAGIC = b"HDRENDS1"
+_HEAD_BYTES = 64
+_LAYOUT, _VERSION, _USED, _CAPACITY, _MOVED = 1, 2, 3, 4, 5  # numbers of 8-byte words
+_SLOT = struct.Struct("<qq")
+_CAPACITY_MIN = 1_024
+_ATTEMPTS_MAX = 10_000
+
+Slots = tuple[tuple[int, int], ...]
+
+
+def _copy_bounds(capacity: int, version: int) -> tuple[int, int]:
+    first = _HEAD_BYTES + (version & 1) * (capacity * _SLOT.size + 8)
+    return first, first + capacity * _SLOT.size
+
+
+def _checksum(version: int, slots: bytes | bytearray) -> int:
+    return zlib.crc32(slots, zlib.crc32(version.to_bytes(8, "little")))
+
+
+class EndsWriter:
+    """Publishes (start, end) per slot. Slots keep their number for ever; a larger layout may move
+    the file, and readers of the old one are told."""
+
+    def __init__(self, directory: Path, layout_number: int, slot_count: int) -> None:
+        self._file = directory / ENDS_NAME
+        old = EndsReader(directory)
+        self.published: Slots = old.try_slots() or ()
+        capacity, version = old.capacity, old.version
+        old.close()
+        if capacity < slot_count:
+            capacity = max(_CAPACITY_MIN, 1 << (slot_count - 1).bit_length())
+            self._replace(capacity)
+        self._map = self._open()
+        self._words = memoryview(self._map).cast("q")
+        self._capacity, self._version = capacity, version
+        self._values = bytearray(slot_count * _SLOT.size)
+        for slot, pair in enumerate(self.published[:slot_count]):
+            _SLOT.pack_into(self._values, slot * _SLOT.size, *pair)
+        self._write_copy()
+        self._words[_USED] = slot_count
+        self._words[_LAYOUT] = layout_number
+        self._words[_VERSION] = self._version
+
+    def publish(self, changed: Mapping[int, tuple[int, int]]) -> None:
+        """All of `changed` becomes visible at once."""
+        for slot, pair in changed.items():
+            _SLOT.pack_into(self._values, slot * _SLOT.size, *pair)
+        self._write_copy()
+        self._words[_VERSION] = self._version
+
+    def close(self) -> None:
+        self._map.flush()
+        self._words.release()
+        self._map.close()
+
+    def _write_copy(self) -> None:
+        self._version += 1
+        first, last = _copy_bounds(self._capacity, self._version)
+        self._map[first : first + len(self._values)] = bytes(self._values)
+        self._words[last >> 3] = _checksum(self._version, self._values)
+
+    def _open(self) -> mmap.mmap:
+        descriptor = os.open(self._file, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return mmap.mmap(descriptor, 0)
+        finally:
+            os.close(descriptor)
+
+    def _replace(self, capacity: int) -> None:
+        old = self._open() if self._file.exists() else None
+        temporary = self._file.with_name(".ends.new")
+        head = bytearray(_HEAD_BYTES)
+        head[:8] = _MAGIC
+        struct.pack_into("<q", head, _CAPACITY * 8, capacity)
+        with temporary.open("wb") as handle:
+            handle.write(bytes(head) + bytes(2 * (capacity * _SLOT.size + 8)))
+            handle.flush()
+            os.fsync(handle.fileno())
+        temporary.replace(self._file)
+        fsync_directory(self._file.parent)
+        if old is not None:
+            struct.pack_into("<q", old, _MOVED * 8, 1)
+            old.close()
+
+
+class EndsReader:
+    """Reads what was published. Before any writer ran there is nothing: `slots` is empty."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = directory / ENDS_NAME
+        self._map: mmap.mmap | None = None
+        self._words: memoryview | None = None
+        self._seen: tuple[int, Slots] = (-1, ())
+        self.capacity = 0
+        self._attach()
+
+    @property
+    def version(self) -> int:
+        return int(self._words[_VERSION]) if self._words is not None else 0
+
+    @property
+    def layout_number(self) -> int:
+        """Moves on whenever the writer knows more streams than before."""
+        self._follow()
+        return int(self._words[_LAYOUT]) if self._words is not None else 0
+
+    def slots(self) -> Slots:
+        """Raises LogError if no whole copy is there, which only a power cut can cause and the
+        next opening of the writer repairs."""
+        slots = self.try_slots()
+        if slots is None:
+            raise LogError(
+                f"{self._file} is damaged", hint="start the gateway: it repairs the file"
+            )
+        return slots
+
+    def try_slots(self) -> Slots | None:
+        """As slots(), but None for a damaged file."""
+        self._follow()
+        words, data = self._words, self._map
+        if words is None or data is None:
+            return ()
+        for _ in range(_ATTEMPTS_MAX):
+            version = words[_VERSION]
+            if version == self._seen[0]:
+                return self._seen[1]
+            if version == 0:
+                return ()
+            first, last = _copy_bounds(self.capacity, version)
+            raw = data[first : first + words[_USED] * _SLOT.size]
+            if _checksum(version, raw) == words[last >> 3]:
+                slots = tuple(_SLOT.iter_unpack(raw))
+                self._seen = (version, slots)
+                return slots
+        return None
+
+    def close(self) -> None:
+        if self._words is not None and self._map is not None:
+            self._words.release()
+            self._map.close()
+        self._words = self._map = None
+
+    def _follow(self) -> None:
+        if self._words is None or self._words[_MOVED]:
+            self._attach()
+
+    def _attach(self) -> None:
+        try:
+            descriptor = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            data = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+        finally:
+            os.close(descriptor)
+        if data[:8] != _MAGIC:
+            raise LogError(
+                f"{self._file} is not an ends file", hint="remove it and start the gateway"
+            )
+        self.close()
+        self._map, self._words = data, memoryview(data).cast("q")
+        self.capacity = int(self._words[_CAPACITY])
+        self._seen = (-1, ())

@@ -1,0 +1,157 @@
+"""Opening a log for writing: checkpoints first, then the journal, then every partition."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from headrace.log.checkpoints import Checkpoints
+from headrace.log.deadletters import (
+    LETTERS_SEGMENT_BYTES_MAX,
+    RESOLVED_SEGMENT_BYTES_MAX,
+    letters_directory,
+    resolved_directory,
+)
+from headrace.log.journal import Frame, Journal, JournalFile, journal_files, read_journal_file
+from headrace.log.layout import LETTERS_SLOT, RESOLVED_SLOT, Layout, partition_directory
+from headrace.log.receipts import Producers, Receipts, decode_receipt
+from headrace.log.recovery import recover_partition
+from headrace.log.segments import PartitionFiles
+from headrace.model.errors import LogCorruptError
+from headrace.model.settings import GatewaySettings, LogSettings
+
+__all__ = ["Opened", "make_partitions", "open_log"]
+
+notes_decoder = msgspec.msgpack.Decoder(list[bytes])
+
+
+@dataclass
+class Opened:
+    """Everything a writer continues from. `fresh_receipts` came after the last checkpoint."""
+
+    journal: Journal
+    checkpoints: Checkpoints
+    partitions: dict[int, PartitionFiles]
+    receipts: Receipts
+    producers: Producers
+    fresh_receipts: list[bytes]
+    next_group: int
+    dead_letters_dropped: int
+
+
+def open_log(
+    directory: Path, layout: Layout, log_settings: LogSettings, gateway_settings: GatewaySettings
+) -> Opened:
+    """Bring back all that was acknowledged.
+
+    1. Checkpoints give receipts, sequence numbers and how far segments are durable.
+    2. The journal's whole entries follow; a torn last one is cut.
+    3. Each partition is made equal to checkpoint plus journal.
+    """
+    for name in ("journal", "checkpoints", "streams", "deadletters"):
+        (directory / name).mkdir(exist_ok=True)
+    receipts = Receipts(
+        gateway_settings.idempotency_keys_max, gateway_settings.idempotency_seconds_max
+    )
+    producers = Producers(gateway_settings.producers_max, gateway_settings.producer_intervals_max)
+
+    # 1.
+    checkpoints = Checkpoints(directory / "checkpoints")
+    covered, next_group, dropped = 0, 0, 0
+    durable: dict[int, int] = {}
+    for checkpoint in checkpoints.load():
+        _add_receipts(receipts, producers, checkpoint.receipts, with_ranges=False)
+        producers.load(checkpoint.producers)
+        covered, next_group = checkpoint.journal, checkpoint.next_group
+        durable, dropped = checkpoint.ends, checkpoint.dead_letters_dropped
+
+    # 2.
+    journal = Journal(directory / "journal", log_settings.journal_bytes_max)
+    found = _read_journal(journal, directory / "journal", covered, next_group)
+    frames: dict[int, list[Frame]] = defaultdict(list)
+    fresh: list[bytes] = []
+    for file in found:
+        for entry in file.entries:
+            noted = notes_decoder.decode(entry.notes)
+            _add_receipts(receipts, producers, noted, with_ranges=True)
+            fresh += noted
+            for frame in entry.frames:
+                frames[frame.header.slot].append(frame)
+        next_group = file.first_group + len(file.entries)
+    if found:
+        journal.continue_file(found[-1])
+    else:
+        journal.start_file(covered + 1, next_group)
+
+    # 3.
+    partitions = make_partitions(directory, layout, log_settings, gateway_settings)
+    for slot, files in partitions.items():
+        recover_partition(files, durable.get(slot, 0), frames.pop(slot, []))
+    if frames:
+        raise LogCorruptError(
+            f"the journal has events for slots {sorted(frames)}, which layout.json does not name",
+            hint="restore the log's directory from a backup",
+        )
+    return Opened(journal, checkpoints, partitions, receipts, producers, fresh, next_group, dropped)
+
+
+def make_partitions(
+    directory: Path, layout: Layout, log_settings: LogSettings, gateway_settings: GatewaySettings
+) -> dict[int, PartitionFiles]:
+    """The files of every slot, not yet looked at."""
+    letters_bytes = min(
+        LETTERS_SEGMENT_BYTES_MAX, max(gateway_settings.dead_letters_bytes_max // 8, 4_096)
+    )
+    partitions = {
+        LETTERS_SLOT: PartitionFiles(
+            letters_directory(directory), LETTERS_SLOT, b"", letters_bytes
+        ),
+        RESOLVED_SLOT: PartitionFiles(
+            resolved_directory(directory), RESOLVED_SLOT, b"", RESOLVED_SEGMENT_BYTES_MAX
+        ),
+    }
+    for stream in layout.streams:
+        schema = stream.schema.serialize().to_pybytes()
+        for partition in range(stream.partitions):
+            slot = stream.slot + partition
+            folder = partition_directory(directory, stream.name, partition)
+            partitions[slot] = PartitionFiles(folder, slot, schema, log_settings.segment_bytes_max)
+    return partitions
+
+
+def _read_journal(
+    journal: Journal, directory: Path, covered: int, next_group: int
+) -> list[JournalFile]:
+    """The files after the covered ones, which must follow each other without a missing group."""
+    found: list[JournalFile] = []
+    numbers = journal_files(directory)
+    for number in numbers:
+        if number <= covered:
+            journal.recycle(number)
+            continue
+        file = read_journal_file(directory, number)
+        if file is None and number == numbers[-1]:
+            # The process ended between creating the file and its first entry.
+            journal.start_file(number, next_group)
+            file = read_journal_file(directory, number)
+        if file is None or file.first_group != next_group:
+            raise LogCorruptError(
+                f"journal file {number} in {directory} does not continue with group {next_group}",
+                hint="keep a copy of the log's directory and restore it from a backup",
+            )
+        next_group = file.first_group + len(file.entries)
+        found.append(file)
+    return found
+
+
+def _add_receipts(
+    receipts: Receipts, producers: Producers, encoded: list[bytes], *, with_ranges: bool
+) -> None:
+    decoded = [(decode_receipt(item), item) for item in encoded]
+    receipts.add([(r.key, r.received_at_microseconds, item) for r, item in decoded])
+    if with_ranges:
+        for receipt, _ in decoded:
+            producers.add(receipt.ranges)

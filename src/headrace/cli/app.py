@@ -33,6 +33,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich's help costs more than all the rest of starting
     help="Live, exact answers from streams of events.",
 )
 

@@ -19,7 +19,7 @@ def command(
         list[str] | None, typer.Argument(help="Passed on to bench; put -- before options.")
     ] = None,
 ) -> None:
-    """Measure this machine, check the results, print one JSON line per figure."""
+    """Measure this machine. Checks the results and prints one JSON line per figure."""
     checkout = Path(__file__).resolve().parents[3]
     if not (checkout / "bench" / "__main__.py").exists():
         raise SettingsError(

@@ -47,7 +47,7 @@ def list_letters(
     if as_json:
         print_json(answer)
         return
-    letters = _letters(answer)
+    letters = answer["dead_letters"]
     if not letters:
         print("no dead letters")
         return
@@ -97,13 +97,6 @@ def discard(
         print_json(answer)
         return
     print(f"discarded {answer.get('discarded', len(numbers)):,}")
-
-
-def _letters(answer: Any) -> list[dict[str, Any]]:
-    for name in ("deadletters", "dead_letters", "letters"):
-        if isinstance(answer, dict) and name in answer:
-            return list(answer[name])
-    return list(answer)
 
 
 def _shown(letter: dict[str, Any], name: str) -> Any:

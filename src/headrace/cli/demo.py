@@ -41,7 +41,7 @@ def command(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run the shop: start everything, generate events, show the income live.
+    """Run the shop, live in the terminal. Starts everything, generates, shows the income.
 
     With --events it ends by checking every window of every view against a batch recomputation:
     "exact" and exit code 0, or the first difference and exit code 1. Otherwise Ctrl-C ends it.

@@ -19,7 +19,7 @@ __all__ = ["command"]
 
 
 def command(project: ProjectFolder = None, as_json: AsJson = False) -> None:
-    """Check Python, packages, Java, port, disk, memory and clock; exit code 1 if one is missing."""
+    """Check this machine. Exit code 1 if something is missing."""
     checks = run_checks(_settings(project))
     sound = all(check.state != MISSING for check in checks)
     if as_json:

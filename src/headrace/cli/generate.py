@@ -32,7 +32,7 @@ def command(
     token: ServerToken = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send the shop's events to a running project's stream `transactions`."""
+    """Send the shop's events to a project. It must run and have the stream `transactions`."""
     from headrace.demo.events import make_pools
     from headrace.demo.senders import Plan, Senders
     from headrace.demo.shop import STREAM

@@ -20,7 +20,7 @@ def command(
     token: ServerToken = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a SELECT over the views, and say how fresh the answer is."""
+    """Run a SELECT over the views. The answer says how fresh it is."""
     answer = resolve(project, url, token).post("/v1/sql", {"sql": sql})
     if as_json:
         print_json(answer)

@@ -21,7 +21,7 @@ def command(
     token: ServerToken = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fill a view again from the log: after its definition changed, or after it failed."""
+    """Fill a view again from the log. For after its definition changed, or after it failed."""
     answer = resolve(project, url, token).post(f"/v1/views/{quote(view, safe='')}/rebuild")
     if as_json:
         print_json(answer)

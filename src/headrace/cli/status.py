@@ -20,7 +20,7 @@ def command(
     token: ServerToken = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show gateway, engine, streams and views; exit code 1 if one is in trouble."""
+    """Show how the project is. Exit code 1 if the engine or a view is in trouble."""
     answer = resolve(project, url, token).get("/v1/status")
     if as_json:
         print_json(answer)

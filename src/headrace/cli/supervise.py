@@ -1,11 +1,11 @@
-"""The supervisor: two processes kept running, and ended in order.
+"""The supervisor: processes kept running, and ended in order.
 
-1. Gateway and engine start at the same moment; the gateway does not wait for the engine.
+1. All start at the same moment; the gateway does not wait for the engine.
 2. A process that ends by itself is started again after a pause that doubles up to a maximum and
    falls back once the process has run for a while. A process that ends with the code for a user's
    mistake, or that keeps ending before the project was ever ready, ends the whole.
-3. To stop: the gateway first (it stops accepting and finishes what it has), then the engine (it
-   finishes its tick), each within a stated time; whatever is left then is killed.
+3. To stop: the first (the gateway stops accepting and finishes what it has), then the next (the
+   engine finishes its tick), each within a stated time; whatever is left then is killed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO
 
@@ -34,7 +34,7 @@ PAUSE_SECONDS_MIN = 0.5
 PAUSE_SECONDS_MAX = 30.0
 SETTLED_SECONDS = 60.0  # after running this long, the pause starts from its minimum again
 FAILURES_BEFORE_READY_MAX = 5
-STOP_SECONDS_MAX = {"gateway": 15.0, "engine": 30.0}
+STOP_SECONDS_MAX = 30.0
 LINE_BYTES_MAX = 64 * 1024
 LINES_KEPT_MAX = 40
 READY_PROBE_SECONDS = 0.2
@@ -44,6 +44,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 @dataclass
 class _Child:
     name: str
+    command: tuple[str, ...]
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
     failures: int = 0
@@ -52,23 +53,23 @@ class _Child:
 
 
 class Supervisor:
-    """`is_ready` is asked a few times a second until it says yes, and then `on_ready` is called
-    once. Must run in the main thread: it owns the signals while it runs."""
+    """`commands` are started together and ended one after another, in the order given; each is
+    given the pipe of `headrace.cli.child`. `is_ready` is asked a few times a second until it says
+    yes, and then `on_ready` is called once. Must run in the main thread: it owns the signals."""
 
     def __init__(
         self,
-        directory: str,
+        commands: Mapping[str, Sequence[str]],
         environment: dict[str, str],
         log_format: LogFormat,
         is_ready: Callable[[], bool],
         on_ready: Callable[[], None],
     ) -> None:
-        self._directory = directory
         self._log_format = log_format
         self._is_ready = is_ready
         self._on_ready = on_ready
         self._environment = {**environment, LOG_FORMAT: log_format.value}
-        self._children = (_Child("gateway"), _Child("engine"))
+        self._children = tuple(_Child(name, tuple(words)) for name, words in commands.items())
         self._lifeline_reader, self._lifeline_writer = os.pipe()
         self._stops = 0
         self._ready = False
@@ -143,7 +144,7 @@ class Supervisor:
         environment = {**self._environment, LIFELINE: str(self._lifeline_reader)}
         child.started = time.monotonic()
         child.process = subprocess.Popen(
-            [sys.executable, "-m", "headrace.cli.child", child.name, self._directory],
+            child.command,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -183,7 +184,7 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 child.process.terminate()
             stops = self._stops
-            deadline = time.monotonic() + STOP_SECONDS_MAX[child.name]
+            deadline = time.monotonic() + STOP_SECONDS_MAX
             while child.process.poll() is None and time.monotonic() < deadline:
                 if self._stops > max(stops, 1):
                     break

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.cli.calls import resolve
 from headrace.cli.options import AsJson, ProjectFolder, ServerToken, ServerUrl
 from headrace.cli.output import cell, say
+
+if TYPE_CHECKING:
+    from headrace.client import Change
 
 __all__ = ["command"]
 
@@ -28,7 +32,7 @@ def command(
     token: ServerToken = None,
     as_json: AsJson = False,
 ) -> None:
-    """Follow a view's changes: one message per tick, rows before (-) and after (+)."""
+    """Follow a view's changes. One message per tick, rows before (-) and after (+)."""
     from headrace.client import Client
 
     address = resolve(project, url, token)
@@ -41,14 +45,14 @@ def command(
                 return
 
 
-def _show(change: Any, as_json: bool) -> None:
+def _show(change: Change, as_json: bool) -> None:
     if as_json:
         document = {
             "tick": change.tick,
             "view": change.view,
             "before": change.before,
             "after": change.after,
-            "freshness": change.freshness,
+            "freshness": asdict(change.freshness),
         }
         print(json.dumps(document, default=str), flush=True)
         return

@@ -6,8 +6,10 @@ import contextlib
 import fcntl
 import json
 import os
+import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Annotated
 import typer
 
 from headrace.cli import exits
+from headrace.cli.child import LIFELINE
 from headrace.cli.logs import LogFormat
 from headrace.cli.options import ProjectFolder
 from headrace.cli.output import say
@@ -39,10 +42,11 @@ def command(
     ] = LogFormat.PEOPLE,
     project: ProjectFolder = None,
 ) -> None:
-    """Run the project: accept events, keep the views up to date, answer queries.
+    """Run the project. It accepts events, keeps the views up to date and answers queries.
 
     Ctrl-C or SIGTERM ends it in order; everything acknowledged is durable before that.
     """
+    _end_with_parent()
     if port is not None:
         os.environ["HEADRACE_GATEWAY_PORT"] = str(port)
     settings = read_settings(project or directory)
@@ -129,4 +133,22 @@ def _supervised(settings: Settings, port: int, log_format: LogFormat) -> int:
     if log_format is LogFormat.PEOPLE:
         say(f"starting {settings.name} at {settings.gateway.host}:{port} (Ctrl-C ends it)")
     sys.stdout.flush()
-    return Supervisor(str(settings.directory), environment, log_format, is_ready, on_ready).run()
+    commands = {
+        name: (sys.executable, "-m", "headrace.cli.child", name, str(settings.directory))
+        for name in ("gateway", "engine")
+    }
+    return Supervisor(commands, environment, log_format, is_ready, on_ready).run()
+
+
+def _end_with_parent() -> None:
+    """Whoever starts `up` in the background may hand it a pipe, and it ends when the pipe does."""
+    lifeline = os.environ.pop(LIFELINE, None)
+    if lifeline is None:
+        return
+
+    def watch(descriptor: int) -> None:
+        while os.read(descriptor, 64):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, args=(int(lifeline),), daemon=True).start()

@@ -20,7 +20,7 @@ __all__ = ["command", "print_faults"]
 
 
 def command(project: ProjectFolder = None, as_json: AsJson = False) -> None:
-    """Check the definitions: every fault with file, line, column and hint. Needs no Java."""
+    """Check the definitions. Every fault at once, with file, line, column and hint; no Java."""
     settings = read_settings(project)
     try:
         definitions = read_definitions(settings)

@@ -29,6 +29,8 @@ __all__ = ["Plan", "Senders", "Tally", "record_files"]
 
 BATCH_EVENTS_MAX = 1_000
 BATCH_SECONDS = 0.05
+BUFFER_EVENTS_MAX = 5_000
+FLUSH_SECONDS_MAX = 60
 BATCHES_PER_RETRY = 20
 BATCHES_PER_FAULT = 25
 STOP_SECONDS_MAX = 60
@@ -155,14 +157,17 @@ class _Sender:
         stack: ExitStack,
     ) -> None:
         from headrace.client import Client
+        from headrace.client.outbox import Limits
 
         self._plan, self._number, self._counts = plan, number, counts
         self._generator = Generator(pools, number, plan.seed)
-        self._client = stack.enter_context(Client(plan.url, token=plan.token))
+        limits = Limits(buffer_events_max=BUFFER_EVENTS_MAX)
+        self._client = stack.enter_context(Client(plan.url, token=plan.token, limits=limits))
         self._record: IO[str] | None = None
         if plan.records is not None:
             file = plan.records / f"sent-{number:04d}.csv"
             self._record = stack.enter_context(file.open("w", encoding="utf-8"))
+        self._sent_by_hand = 0
         self._by_hand = stack.enter_context(ByHand(plan.url, plan.token))
 
     def run(self, stop: Any, parent: int) -> None:
@@ -182,6 +187,8 @@ class _Sender:
             self._batch(count, batches)
             sent, batches = sent + count, batches + 1
             left = None if left is None else left - count
+        self._client.flush(FLUSH_SECONDS_MAX)
+        self._count_sent()
 
     def _batch(self, count: int, batches: int) -> None:
         events = self._generator.batch(count, time.time_ns() // 1_000)
@@ -196,17 +203,22 @@ class _Sender:
             again = self._by_hand.send(body, key)
             if first != again or first.get("accepted") != count:
                 raise RefusedError(200, {"detail": f"a retry was answered {again}, not {first}"})
+            self._sent_by_hand += count
             self._count(1, count)
         else:
-            self._client.send_many(STREAM, events)
-            self._client.flush()
-        self._count(0, count)
+            self._client.send(STREAM, events)
+        self._count_sent()
         if self._plan.faults and batches % BATCHES_PER_FAULT == 0:
             answer = self._by_hand.send(b"\n".join(FAULTS), None)
-            self._count(2, answer.get("quarantined", 0))
+            self._count(2, answer["quarantined"])
 
     def _count(self, what: int, count: int) -> None:
         self._counts[self._number * _COUNTED + what] += count
+
+    def _count_sent(self) -> None:
+        """What is acknowledged as durable, by either way of sending."""
+        durable = self._client.counts.accepted + self._sent_by_hand
+        self._counts[self._number * _COUNTED] = durable
 
 
 def record_files(plan: Plan) -> Sequence[Path]:

@@ -1,0 +1,101 @@
+"""init, validate and doctor: what needs no running project."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.cli import checks, exits
+
+
+@pytest.fixture
+def project(tmp_path: Path, headrace: Callable[..., Any]) -> Path:
+    assert headrace("init", tmp_path / "shop").code == 0
+    return tmp_path / "shop"
+
+
+def test_init_writes_a_project_that_validates(headrace: Callable[..., Any], project: Path) -> None:
+    ended = headrace("validate", "--project", project, "--json")
+    assert ended.code == 0
+    assert ended.document["faults"] == []
+    assert [s["name"] for s in ended.document["streams"]] == ["transactions"]
+    assert [v["name"] for v in ended.document["views"]] == ["income", "income_by_user"]
+    assert (project / ".gitignore").read_text() == ".headrace/\n"
+
+
+def test_sample_events_are_recent_and_typed(project: Path) -> None:
+    events = [json.loads(line) for line in (project / "events.ndjson").read_text().splitlines()]
+    assert len(events) == 1_000
+    assert set(events[0]) == {"id", "user_id", "amount", "currency", "status", "created_at"}
+    times = [datetime.fromisoformat(event["created_at"]) for event in events]
+    assert 20 < (max(times) - min(times)).total_seconds() < 60
+    for event in events:
+        digit = int(event["user_id"][0])
+        assert event["amount"] == f"{10 * digit or 100}.00"
+
+
+def test_init_leaves_what_is_there_alone(headrace: Callable[..., Any], project: Path) -> None:
+    ended = headrace("init", project)
+    assert ended.code == exits.MISTAKE
+    assert "is not empty" in ended.err
+    assert headrace("init", project / "1st").code == exits.MISTAKE
+
+
+def test_validate_shows_every_fault_with_its_line(
+    headrace: Callable[..., Any], project: Path
+) -> None:
+    file = project / "definitions" / "wrong.sql"
+    file.write_text(
+        "CREATE MATERIALIZED VIEW a AS SELECT count(*) AS n FROM nowhere;\n"
+        "CREATE MATERIALIZED VIEW b AS SELECT summ(amount) AS n FROM transactions;\n"
+    )
+    ended = headrace("validate", "--project", project)
+    assert ended.code == exits.CHECK_FAILED
+    assert "wrong.sql:1:" in ended.err
+    assert "wrong.sql:2:" in ended.err
+    assert "^" in ended.err
+    faults = headrace("validate", "--project", project, "--json").document
+    assert faults["ok"] is False
+    assert [fault["line"] for fault in faults["faults"]] == [1, 2]
+    assert all(fault["hint"] and fault["column"] for fault in faults["faults"])
+
+
+def test_doctor_finds_this_machine_fit(headrace: Callable[..., Any], project: Path) -> None:
+    (project / "headrace.toml").write_text("[gateway]\nport = 0\n")
+    ended = headrace("doctor", "--project", project, "--json")
+    assert ended.code == 0, ended.out
+    states = {check["name"]: check["state"] for check in ended.document["checks"]}
+    assert {"python", "packages", "java", "port", "disk", "memory", "clock"} <= set(states)
+    assert "java" in headrace("doctor", "--project", project).out
+
+
+def test_doctor_sees_a_port_in_use(headrace: Callable[..., Any], project: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        (project / "headrace.toml").write_text(f"[gateway]\nport = {port}\n")
+        ended = headrace("doctor", "--project", project, "--json")
+        assert ended.code == exits.CHECK_FAILED
+        found = {check["name"]: check for check in ended.document["checks"]}
+        assert found["port"]["state"] == "missing"
+        assert found["port"]["hint"]
+
+
+def test_doctor_sees_a_missing_package(
+    headrace: Callable[..., Any], project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checks, "PACKAGES", ("headrace", "no-such-package"))
+    ended = headrace("doctor", "--project", project, "--json")
+    assert ended.code == exits.CHECK_FAILED
+    assert "no-such-package" in ended.out
+
+
+def test_version(headrace: Callable[..., Any]) -> None:
+    assert headrace("--version").out.startswith("headrace 0.")

@@ -89,7 +89,7 @@ class Application:
         given = request.headers.get(INTERNAL_HEADER, "").encode("latin-1")
         if not hmac.compare_digest(given, self._secret):
             raise RequestError(
-                403,
+                401,
                 "internal-only",
                 "this address is the engine's own, for the gateway",
                 hint="ask the gateway",

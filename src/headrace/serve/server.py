@@ -56,6 +56,7 @@ class Server:
         self._thread = threading.Thread(target=self._run, name="headrace-serve", daemon=True)
         self._started = threading.Event()
         self._failure: BaseException | None = None
+        self._asked = threading.local()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._hub: Hub | None = None
         self._stopping: asyncio.Event | None = None
@@ -66,21 +67,30 @@ class Server:
         self,
         changes: Sequence[ViewChange],
         *,
-        tick: int,
-        committed_at_microseconds: int,
-        watched: frozenset[str] | None = None,
+        tick: int | None = None,
+        committed_at_microseconds: int | None = None,
     ) -> None:
-        """Hand over what a tick changed, after its commit, in order of ticks. Never waits.
+        """Hand over what a tick changed, after its commit, in order of ticks; also when that is
+        nothing. Never waits. Without more, the tick is that of the changes and the time is now.
 
-        `watched` is what watched() said before the commit when only those views' changes are
-        given: a view watched since then is read from the store. None: the changes of all views.
+        A thread that has called watched() may give the changes of those views alone: a view that
+        found its first subscriber since then is read from the store.
         """
-        if self._hub is not None:
-            self._hub.publish(changes, tick, committed_at_microseconds, watched)
+        if self._hub is None:
+            return
+        if tick is None and changes:
+            tick = changes[0].tick
+        if committed_at_microseconds is None:
+            committed_at_microseconds = time.time_ns() // 1_000
+        asked: frozenset[str] | None = getattr(self._asked, "watched", None)
+        self._hub.publish(changes, tick, committed_at_microseconds, asked)
 
     def watched(self) -> frozenset[str]:
-        """The views with subscribers just now. From any thread, at no cost."""
-        return frozenset() if self._hub is None else self._hub.watched()
+        """The views with subscribers just now. From any thread, at no cost; publish() goes by what
+        its own thread was told last."""
+        self._asked.watched = frozenset() if self._hub is None else self._hub.watched()
+        watched: frozenset[str] = self._asked.watched
+        return watched
 
     def expire(self, view: str) -> None:
         """Call when a view is dropped or rebuilt: its subscribers are told to read it again."""

@@ -57,7 +57,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class _Published:
-    tick: int
+    tick: int | None
     committed_at_microseconds: int
     changes: Sequence[ViewChange]
     watched: frozenset[str] | None
@@ -160,11 +160,11 @@ class Hub:
     def publish(
         self,
         changes: Sequence[ViewChange],
-        tick: int,
+        tick: int | None,
         committed_at_microseconds: int,
         watched: frozenset[str] | None,
     ) -> None:
-        """O(1). At HANDED_OVER_TICKS_MAX ticks not yet delivered the waiting ones are dropped, and
+        """`watched` names the views whose changes were asked for; None: all. O(1). At HANDED_OVER_TICKS_MAX ticks not yet delivered the waiting ones are dropped, and
         every subscriber reads them from the store instead."""
         with self._lock:
             if self._is_closed:
@@ -261,7 +261,8 @@ class Hub:
             self._put(message, change.view)
         if published.watched is not None:
             self._fall_behind(live - published.watched)
-        self._delivered_tick = published.tick
+        if published.tick is not None:
+            self._delivered_tick = published.tick
 
     def _put(self, message: Message, view: str) -> None:
         for subscription in self._subscriptions:

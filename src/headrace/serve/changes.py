@@ -9,7 +9,7 @@ from functools import partial
 
 import msgspec
 
-from headrace.model.errors import ChangesExpiredError, HeadraceError, RequestError
+from headrace.model.errors import ChangesExpiredError, RequestError
 from headrace.serve.formats import choose
 from headrace.serve.http import Receive, Request, Send
 from headrace.serve.problems import problem_document
@@ -67,7 +67,9 @@ class EventStream:
                         await _send(send, f": heartbeat\nid: {message.tick}\n\n".encode())
                     else:
                         await _send(send, message.data)
-        except HeadraceError as error:
+        except TimeoutError:
+            raise
+        except Exception as error:
             document = msgspec.json.encode(problem_document(error))
             await _send(send, b"event: problem\ndata: " + document + b"\n\n")
 

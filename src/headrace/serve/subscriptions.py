@@ -164,8 +164,11 @@ class Hub:
         committed_at_microseconds: int,
         watched: frozenset[str] | None,
     ) -> None:
-        """`watched` names the views whose changes were asked for; None: all. O(1). At HANDED_OVER_TICKS_MAX ticks not yet delivered the waiting ones are dropped, and
-        every subscriber reads them from the store instead."""
+        """`watched` names the views whose changes were asked for; None: all. O(1).
+
+        At HANDED_OVER_TICKS_MAX ticks not yet delivered the waiting ones are dropped, and every
+        subscriber reads them from the store instead.
+        """
         with self._lock:
             if self._is_closed:
                 return

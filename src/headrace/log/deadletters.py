@@ -6,15 +6,18 @@ counted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from headrace.log.contract import DeadLetter
-from headrace.log.reading import LogFiles
+from headrace.log.reading import LogFiles, shared_files
+from headrace.log.segments import PartitionFiles
+from headrace.model.errors import LogError
 
 __all__ = [
+    "LetterBounds",
     "decode_letters",
     "encode_letters",
     "encode_resolved",
@@ -35,6 +38,60 @@ def letters_directory(directory: Path) -> Path:
 
 def resolved_directory(directory: Path) -> Path:
     return directory / "deadletters" / "resolved"
+
+
+class LetterBounds:
+    """Keeps at most so many letters and bytes, dropping whole segments from the oldest on."""
+
+    def __init__(
+        self,
+        directory: Path,
+        letters: PartitionFiles,
+        resolved: PartitionFiles,
+        numbers_max: int,
+        bytes_max: int,
+        publish: Callable[[int], None],
+    ) -> None:
+        self._directory = directory
+        self._letters = letters
+        self._resolved = resolved
+        self._numbers_max = numbers_max
+        self._bytes_max = bytes_max
+        self._segment_rows_max = max(1, numbers_max // 8)
+        self._publish = publish
+
+    def make_room(self, incoming: int) -> int:
+        """Drop the oldest until `incoming` more fit. Returns how many letters a frame may hold, so
+        that later drops are in small steps. Raises LogError if the disk fails."""
+        letters = self._letters
+        try:
+            while letters.segments and letters.end > letters.start:
+                if letters.end - letters.segments[-1].base_offset >= self._segment_rows_max:
+                    letters.roll()
+                kept = letters.end - letters.start
+                if kept + incoming <= self._numbers_max and letters.size <= self._bytes_max:
+                    break
+                if len(letters.segments) == 1:
+                    letters.roll()
+                self._drop_oldest()
+        except OSError as error:
+            raise LogError(
+                f"old dead letters cannot be removed: {error}", hint="check the disk"
+            ) from error
+        return self._segment_rows_max
+
+    def _drop_oldest(self) -> None:
+        files, oldest = shared_files(self._directory), self._letters.segments[0]
+        known = resolved_numbers(files, (self._resolved.start, self._resolved.end))
+        gone = range(oldest.base_offset, oldest.end)
+        unresolved = len(gone) - sum(1 for number in gone if number in known)
+        self._letters.remove_first(before_unlink=lambda: self._publish(unresolved))
+        while len(self._resolved.segments) > 1:
+            first = self._resolved.segments[0]
+            numbers = resolved_numbers(files, (first.base_offset, first.end))
+            if max(numbers) >= self._letters.start:
+                break
+            self._resolved.remove_first(before_unlink=lambda: self._publish(0))
 
 
 def encode_letters(letters: Sequence[DeadLetter]) -> bytes:

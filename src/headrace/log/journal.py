@@ -121,9 +121,12 @@ class Journal:
     def has_room(self, length: int) -> bool:
         return self.position + length <= self._size
 
-    def write(self, buffers: Sequence[Any]) -> None:
-        """Returns when the entry is durable. On OSError the position stays where it was."""
-        position = write_all(self._descriptor, buffers, self.position)
+    def write(self, buffers: Sequence[Any]) -> int:
+        """Write an entry behind the last one; returns where it ends. It counts after `sync`."""
+        return write_all(self._descriptor, buffers, self.position)
+
+    def sync(self, position: int) -> None:
+        """Make what was written durable up to `position`."""
         os.fdatasync(self._descriptor)
         self.position = position
 

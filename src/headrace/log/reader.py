@@ -17,14 +17,11 @@ from headrace.log.contract import (
     stored_schema,
 )
 from headrace.log.deadletters import read_letters, resolved_numbers
-from headrace.log.ends import EndsReader
 from headrace.log.layout import (
     COUNTERS_SLOT,
     LETTERS_SLOT,
     RESOLVED_SLOT,
-    Layout,
     partition_directory,
-    read_layout,
 )
 from headrace.log.reading import IndexedFrame, shared_files
 from headrace.model.definitions import Stream
@@ -45,8 +42,6 @@ class EmbeddedReader:
         self._directory = directory
         self._streams = {stream.name.lower(): stream for stream in streams}
         self._schemas = {name: stored_schema(s) for name, s in self._streams.items()}
-        self._ends = EndsReader(directory)
-        self._layout = Layout()
 
     def starts(self, stream: str) -> tuple[int, ...]:
         return tuple(start for start, _ in self._bounds(stream))
@@ -67,7 +62,7 @@ class EmbeddedReader:
         schema = self._schemas[stream.lower()]
         if columns is not None:
             schema = pa.schema([schema.field(name) for name in columns])
-        return _joined(self._pieces(definition, partition, start, end, schema), schema)
+        return self._pieces(definition, partition, start, end, schema)
 
     def size_bytes(self, stream: str, partition: int, start: int, end: int) -> int:
         self._check_range(stream, partition, start, end)
@@ -84,7 +79,7 @@ class EmbeddedReader:
 
     def dead_letters(self, stream: str | None, after: int, limit: int) -> Sequence[DeadLetter]:
         for _ in range(_ATTEMPTS_MAX):
-            slots = self._ends.slots()
+            slots = self._files.ends.slots()
             if not slots:
                 return []
             try:
@@ -99,11 +94,11 @@ class EmbeddedReader:
     @property
     def dead_letters_dropped(self) -> int:
         """How many unresolved dead letters were dropped because there were too many."""
-        slots = self._ends.slots()
+        slots = self._files.ends.slots()
         return slots[COUNTERS_SLOT][0] if slots else 0
 
     def close(self) -> None:
-        self._ends.close()
+        """Nothing to do: maps belong to the process and are bounded in number."""
 
     def _stream(self, name: str) -> Stream:
         stream = self._streams.get(name.lower())
@@ -115,10 +110,8 @@ class EmbeddedReader:
         return stream
 
     def _bounds(self, name: str) -> tuple[tuple[int, int], ...]:
-        slots = self._ends.slots()
-        if slots and self._layout.number != self._ends.layout_number:
-            self._layout = read_layout(self._directory)
-        known = self._layout.stream(name)
+        slots = self._files.ends.slots()
+        known = self._files.layout().stream(name)
         if known is None or len(slots) < known.slot + known.partitions:
             return ((0, 0),) * self._stream(name).partitions
         return slots[known.slot : known.slot + known.partitions]
@@ -141,65 +134,73 @@ class EmbeddedReader:
     def _pieces(
         self, stream: Stream, partition: int, start: int, end: int, schema: pa.Schema
     ) -> Iterator[LogBatch]:
+        """Neighbouring small frames come as one batch, copied; large ones as they are mapped."""
         directory = partition_directory(self._directory, stream.name, partition)
         time_column = stream.event_time or RECEIVED_AT
-        if start >= end:
-            return
-        frames = self._files.partition(directory).frames(start, end)
+        small: list[IndexedFrame] = []
+        rows = 0
         try:
-            for frame in frames:
-                batch = pa.ipc.read_record_batch(frame.payload, frame.schema)
-                base, maximum = frame.base_offset, frame.maximum_before
-                if base < start:
-                    before = pc.max(batch.column(time_column).slice(0, start - base)).value
-                    maximum = max(maximum, before if before is not None else NO_EVENT_TIME)
-                    batch, base = batch.slice(start - base), start
-                if base + batch.num_rows > end:
-                    batch = batch.slice(0, end - base)
-                yield LogBatch(base, maximum, _projected(batch, frame, schema))
+            for frame in self._files.partition(directory).frames(start, end):
+                is_small = frame.rows < _ROWS_SMALL
+                if small and (not is_small or frame.schema is not small[0].schema):
+                    yield _decoded(small, start, end, schema, time_column)
+                    small, rows = [], 0
+                if not is_small:
+                    yield _decoded([frame], start, end, schema, time_column)
+                    continue
+                small.append(frame)
+                rows += frame.rows
+                if rows >= _ROWS_JOINED:
+                    yield _decoded(small, start, end, schema, time_column)
+                    small, rows = [], 0
+            if small:
+                yield _decoded(small, start, end, schema, time_column)
         except FileNotFoundError:
             self._check_range(stream.name, partition, start, end)
             raise
 
 
-def _projected(batch: pa.RecordBatch, frame: IndexedFrame, schema: pa.Schema) -> pa.RecordBatch:
-    """Only the schema's columns; one that is younger than the segment is NULL."""
-    if frame.schema == schema:
-        return batch
-    stored = frame.schema
+def _decoded(
+    frames: list[IndexedFrame], start: int, end: int, schema: pa.Schema, time_column: str
+) -> LogBatch:
+    """The frames' events within [start, end) as one batch. Frames have one schema."""
+    first = frames[0]
+    base, maximum = first.base_offset, first.maximum_before
+    if base < start:
+        whole = pa.ipc.read_record_batch(first.payload, first.schema)
+        before = pc.max(whole.column(time_column).slice(0, start - base)).value
+        maximum = max(maximum, before if before is not None else NO_EVENT_TIME)
+    batch = _one_batch(frames, schema)
+    low = max(start - base, 0)
+    high = min(end - base, batch.num_rows)
+    if low or high < batch.num_rows:
+        batch = batch.slice(low, high - low)
+    return LogBatch(base + low, maximum, batch)
+
+
+def _one_batch(frames: list[IndexedFrame], schema: pa.Schema) -> pa.RecordBatch:
+    stored = frames[0].schema
     assert stored is not None
-    arrays = []
-    for field in schema:
-        position = stored.get_field_index(field.name)
-        arrays.append(
-            batch.column(position) if position >= 0 else pa.nulls(batch.num_rows, field.type)
+    if len(frames) == 1:
+        batch = pa.ipc.read_record_batch(frames[0].payload, stored)
+    else:
+        # One pass in C++ over all of them: a stream of messages behind their schema.
+        messages = b"".join([stored.serialize(), *(frame.payload for frame in frames)])
+        wanted = [stored.get_field_index(name) for name in schema.names]
+        options = pa.ipc.IpcReadOptions(
+            included_fields=sorted({position for position in wanted if position >= 0}),
+            use_threads=False,
         )
-    if not arrays:
+        with pa.ipc.open_stream(messages, options=options) as opened:
+            batch = pa.concat_batches(list(opened))
+    if batch.schema == schema:
+        return batch
+    if not len(schema):
         return batch.select([])
+    arrays = [
+        batch.column(position)
+        if (position := batch.schema.get_field_index(field.name)) >= 0
+        else pa.nulls(batch.num_rows, field.type)  # a column younger than the segment
+        for field in schema
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _joined(pieces: Iterator[LogBatch], schema: pa.Schema) -> Iterator[LogBatch]:
-    """Neighbouring small batches as one; large ones pass uncopied."""
-    small: list[LogBatch] = []
-    rows = 0
-    for piece in pieces:
-        if piece.batch.num_rows < _ROWS_SMALL:
-            small.append(piece)
-            rows += piece.batch.num_rows
-            if rows < _ROWS_JOINED:
-                continue
-        if small:
-            yield _join(small)
-            small, rows = [], 0
-        if piece.batch.num_rows >= _ROWS_SMALL:
-            yield piece
-    if small:
-        yield _join(small)
-
-
-def _join(small: list[LogBatch]) -> LogBatch:
-    if len(small) == 1:
-        return small[0]
-    batch = pa.concat_batches([piece.batch for piece in small])
-    return LogBatch(small[0].base_offset, small[0].maximum_before, batch)

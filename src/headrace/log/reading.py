@@ -16,7 +16,9 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from headrace.log.ends import EndsReader
 from headrace.log.frames import HEADER_BYTES
+from headrace.log.layout import Layout, read_layout
 from headrace.log.segments import (
     INDEX,
     INDEX_BYTES,
@@ -168,9 +170,17 @@ class LogFiles:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.ends = EndsReader(directory)
+        self._layout = Layout()
         self._segments: OrderedDict[tuple[Path, int], _OpenSegment] = OrderedDict()
         self._partitions: dict[Path, PartitionReader] = {}
         self._lock = threading.Lock()
+
+    def layout(self) -> Layout:
+        """As the writer last wrote it."""
+        if self._layout.number != self.ends.layout_number:
+            self._layout = read_layout(self.directory)
+        return self._layout
 
     def partition(self, directory: Path) -> PartitionReader:
         reader = self._partitions.get(directory)

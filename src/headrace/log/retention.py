@@ -38,7 +38,7 @@ class Keeper:
         self._streams = {s.name.lower(): s for s in partitions}
         self._append_lock = append_lock
         self._publish = publish
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._refused: dict[str, tuple[float, str]] = {}
         for name, stream in self._streams.items():
             limit = stream.retention.bytes_max
@@ -69,7 +69,7 @@ class Keeper:
     def retain(self, now_microseconds: int) -> Mapping[str, int]:
         """Bytes freed per stream: by age, and by size down to seven eighths of the limit."""
         freed: dict[str, int] = {}
-        with self._lock:
+        with self.lock:
             hold = self._read_hold()
             for name, stream in self._streams.items():
                 limit, age = stream.retention.bytes_max, stream.retention.age_microseconds
@@ -89,7 +89,7 @@ class Keeper:
             return
         refused_until, reason = self._refused.get(name, (0.0, ""))
         if time.monotonic() >= refused_until:
-            with self._lock:
+            with self.lock:
                 self._free_down_to(name, max(0, limit - incoming), self._read_hold())
             if self._size(name) + incoming <= limit:
                 self._refused.pop(name, None)

@@ -1,0 +1,95 @@
+"""ViewPlan and Spark's types → BoundView: finals, HAVING and merges in the store's own SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from headrace.compile.dialect import parse_expression
+from headrace.compile.duckdb_combine import store_type
+from headrace.compile.duckdb_finals import Columns, TranslationError, translate
+from headrace.compile.spark_types import BIGINT, BOOLEAN, VOID
+from headrace.model.definitions import Stream
+from headrace.model.errors import DefinitionError
+from headrace.model.plan import (
+    ROWS,
+    BoundColumn,
+    BoundDistinct,
+    BoundView,
+    Partial,
+    ViewPlan,
+)
+from headrace.model.types import DataType
+
+__all__ = ["bind_view"]
+
+_TIMESTAMP = DataType("TIMESTAMP")
+
+
+def bind_view(
+    plan: ViewPlan,
+    stream: Stream,
+    keys: Mapping[str, DataType],
+    partials: Mapping[str, DataType],
+    distincts: Mapping[str, DataType],
+    outputs: Mapping[str, DataType],
+) -> BoundView:
+    """The types are Spark's: of key expressions, of the partials the engine computes, of distinct
+    values, and of the columns of `plan.sql`. The bound plan's `combine` texts bring every merged
+    value back to its column's type, so that a sum that no longer fits raises in the merge.
+
+    Raises DefinitionError for an output whose value or type in the store would not be Spark's.
+    """
+    columns: dict[str, DataType] = {ROWS: BIGINT}
+    if plan.window is not None:
+        columns |= {"window_start": _TIMESTAMP, "window_end": _TIMESTAMP}
+    columns |= {key.name.lower(): keys[key.name] for key in plan.keys}
+    columns |= {partial.name.lower(): partials[partial.name] for partial in plan.partials}
+    columns |= {distinct.name.lower(): BIGINT for distinct in plan.distincts}
+    for partial in plan.partials:
+        _check_mergeable(plan, partial, partials[partial.name])
+    finals = [
+        (
+            BoundColumn(final.name, outputs[final.name]),
+            _final_sql(plan, final.name, final.sql, outputs[final.name], columns),
+        )
+        for final in plan.finals
+    ]
+    having = None
+    if plan.having is not None:
+        having = _final_sql(plan, "HAVING", plan.having, BOOLEAN, columns)
+    typed = tuple(
+        replace(p, combine=f"CAST({p.combine} AS {store_type(partials[p.name])})")
+        for p in plan.partials
+    )
+    return BoundView(
+        plan=replace(plan, partials=typed),
+        keys=tuple(BoundColumn(key.name, keys[key.name]) for key in plan.keys),
+        partials=tuple(BoundColumn(p.name, partials[p.name]) for p in plan.partials),
+        distincts=tuple(BoundDistinct(d.name, distincts[d.name]) for d in plan.distincts),
+        finals=tuple(finals),
+        having=having,
+    )
+
+
+def _check_mergeable(plan: ViewPlan, partial: Partial, of_type: DataType) -> None:
+    """Arrays and structs with NULLs inside are ordered otherwise in the store than in Spark."""
+    is_own_order = partial.input.startswith(("struct(", "CASE WHEN")) and of_type.fields
+    if partial.function in ("min", "max") and of_type.is_nested and not is_own_order:
+        raise DefinitionError(
+            f"view {plan.view}: {partial.function}({partial.input}) of {of_type}",
+            hint="take the minimum or maximum of a simple value",
+        )
+
+
+def _final_sql(plan: ViewPlan, name: str, text: str, wanted: DataType, columns: Columns) -> str:
+    try:
+        final = translate(parse_expression(text), columns)
+    except TranslationError as error:
+        raise DefinitionError(f"view {plan.view}: {name}: {error}", hint=error.hint) from error
+    if final.type not in (wanted, VOID):
+        raise DefinitionError(
+            f"view {plan.view}: {name} is {wanted} in Spark but would be {final.type} in the store",
+            hint=f"CAST the whole expression: CAST(… AS {wanted})",
+        )
+    return f"CAST({final.sql} AS {store_type(wanted)})"

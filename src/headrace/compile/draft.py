@@ -1,0 +1,53 @@
+"""Definitions as written, before the passes have checked and resolved them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sqlglot import expressions as exp
+
+from headrace.compile.faults import Faults, location_of
+from headrace.model.definitions import Output, Stream
+from headrace.model.errors import Location
+
+__all__ = ["ViewDraft"]
+
+
+@dataclass
+class ViewDraft:
+    """A view on its way through the passes, which resolve `select` in place and fill the rest.
+
+    `keys` are the resolved GROUP BY expressions (the window first), `outputs` the resolved SELECT
+    list; `is_broken` stops the passes: what follows could only report consequences.
+    """
+
+    name: str
+    location: Location
+    select: exp.Expr
+    streams: Mapping[str, Stream]
+    view_names: frozenset[str]
+    faults: Faults
+    stream: Stream | None = None
+    alias: str = ""
+    outputs: list[tuple[str, exp.Expr, Location]] = field(default_factory=list)
+    where: exp.Expr | None = None
+    keys: list[exp.Expr] = field(default_factory=list)
+    having: exp.Expr | None = None
+    is_per_event: bool = False
+    is_broken: bool = False
+
+    def fault(self, node: exp.Expr, message: str, hint: str) -> None:
+        self.faults.add(f"view {self.name}: {message}", hint, location_of(node, self.location))
+
+    def break_off(self, node: exp.Expr, message: str, hint: str) -> None:
+        self.fault(node, message, hint)
+        self.is_broken = True
+
+    @property
+    def source(self) -> Stream:
+        assert self.stream is not None
+        return self.stream
+
+    def model_outputs(self, text: Mapping[int, str]) -> tuple[Output, ...]:
+        return tuple(Output(name, text[id(node)], at) for name, node, at in self.outputs)

@@ -1,0 +1,95 @@
+"""Only functions that Spark has, and that give the same for the same event on any day."""
+
+from __future__ import annotations
+
+from sqlglot import expressions as exp
+
+from headrace.compile.draft import ViewDraft
+from headrace.compile.faults import closest
+from headrace.compile.functions import function_name, functions, kind_of
+
+__all__ = ["check_functions"]
+
+_CLOCKS = (
+    "current_date",
+    "current_timestamp",
+    "current_time",
+    "now",
+    "curdate",
+    "localtimestamp",
+    "localtime",
+    "unix_timestamp",
+)
+_NO_PARENS = (exp.CurrentDate, exp.CurrentTimestamp, exp.CurrentUser, exp.SessionUser)
+_SPELLED_OTHERWISE = {"str_position": "position", "any": "bool_or"}
+
+
+def check_functions(draft: ViewDraft) -> None:
+    roots = [*(node for _, node, _ in draft.outputs), draft.where, *draft.keys, draft.having]
+    for root in roots:
+        if root is None:
+            continue
+        for node in root.walk():
+            _check(draft, node)
+
+
+def _check(draft: ViewDraft, node: exp.Expr) -> None:
+    if isinstance(node, exp.Window):
+        draft.fault(
+            node,
+            "OVER (…) is not in this version",
+            "group by window(event_time, '…') instead; exact sliding windows come later",
+        )
+        return
+    if isinstance(node, exp.WithinGroup):
+        draft.fault(
+            node,
+            "WITHIN GROUP is not in this version",
+            "percentiles cannot be merged exactly; use min, max, avg or stddev",
+        )
+        return
+    if isinstance(node, (exp.Placeholder, exp.Parameter)):
+        draft.fault(node, "a parameter has no value in a definition", "write the value")
+        return
+    if isinstance(node, (exp.Exists, exp.Subquery, exp.Select)):
+        draft.fault(node, "a subquery is not in this version", "a view reads one stream")
+        return
+    name = function_name(node)
+    if name is None:
+        return
+    if not isinstance(node, exp.Anonymous) and not isinstance(node, _NO_PARENS):
+        return
+    _check_kind(draft, node, _SPELLED_OTHERWISE.get(name, name))
+
+
+def _check_kind(draft: ViewDraft, node: exp.Expr, name: str) -> None:
+    kind = kind_of(name)
+    if kind is None:
+        hint = closest(name, functions()) or "functions are those of Spark SQL 4.3"
+        draft.fault(node, f"function {name}() does not exist", hint)
+    elif name in _CLOCKS and (name != "unix_timestamp" or not node.expressions):
+        draft.fault(
+            node,
+            f"{name}() is another value at every replay",
+            f"use the event's own time: {draft.source.event_time or '_received_at'}",
+        )
+    elif kind == "unstable":
+        draft.fault(
+            node,
+            f"{name}() may be another value at every replay",
+            "send the value with the event",
+        )
+    elif kind == "generator":
+        draft.fault(
+            node,
+            f"{name}() makes several rows of one event, which is not in this version",
+            "send one event per element",
+        )
+    elif kind == "window" or name == "session_window":
+        draft.fault(
+            node,
+            f"{name}() is not in this version",
+            "group by window(event_time, '…') with count, sum, avg, min, max, first, last …",
+        )
+    elif name in ("window_time", "grouping", "grouping_id"):
+        draft.fault(node, f"{name}() is not in this version", "use window.end")

@@ -1,0 +1,130 @@
+"""GROUP BY: ordinals, aliases, ALL and DISTINCT become expressions; window() is checked."""
+
+from __future__ import annotations
+
+from sqlglot import expressions as exp
+
+from headrace.compile.draft import ViewDraft
+from headrace.compile.functions import function_name
+from headrace.compile.resolved import has_aggregate, is_window_key
+from headrace.compile.windows import WindowError, read_window, window_node
+
+__all__ = ["resolve_grouping"]
+
+
+def resolve_grouping(draft: ViewDraft) -> None:
+    where = draft.select.args.get("where")
+    having = draft.select.args.get("having")
+    draft.where = where.this if where is not None else None
+    draft.having = having.this if having is not None else None
+    draft.keys = _with_window_first(draft, _keys(draft))
+    has_aggregates = draft.having is not None or any(
+        has_aggregate(node) for _, node, _ in draft.outputs
+    )
+    draft.is_per_event = not draft.keys and not has_aggregates
+
+
+def _keys(draft: ViewDraft) -> list[exp.Expr]:
+    if draft.select.args.get("distinct") is not None:
+        return _distinct_keys(draft)
+    group = draft.select.args.get("group")
+    if group is None:
+        return []
+    for name in ("grouping_sets", "cube", "rollup", "totals"):
+        if group.args.get(name):
+            draft.fault(
+                group,
+                f"GROUP BY with {name.replace('_', ' ').upper()} is not in this version",
+                "make one view per grouping",
+            )
+    if group.args.get("all"):
+        return [node.copy() for _, node, _ in draft.outputs if not has_aggregate(node)]
+    return [key for item in group.expressions if (key := _key(draft, item)) is not None]
+
+
+def _distinct_keys(draft: ViewDraft) -> list[exp.Expr]:
+    distinct = draft.select.args["distinct"]
+    if distinct.args.get("on") is not None:
+        draft.fault(distinct, "DISTINCT ON is not Spark SQL", "use GROUP BY")
+    for _, node, _ in draft.outputs:
+        if has_aggregate(node):
+            draft.fault(node, "SELECT DISTINCT with an aggregate", "leave out DISTINCT")
+    return [node.copy() for _, node, _ in draft.outputs]
+
+
+def _key(draft: ViewDraft, item: exp.Expr) -> exp.Expr | None:
+    while isinstance(item, exp.Paren):
+        item = item.this
+    if isinstance(item, exp.Literal) and not item.is_string and item.name.isdigit():
+        number = int(item.name)
+        if not 1 <= number <= len(draft.outputs):
+            draft.fault(
+                item,
+                f"GROUP BY {number}: there are {len(draft.outputs)} outputs",
+                "the number of an item of the SELECT list",
+            )
+            return None
+        return _from_output(draft, item, number - 1)
+    if isinstance(item, exp.Column) and not item.table and draft.source.column(item.name) is None:
+        for index, (name, _, _) in enumerate(draft.outputs):
+            if name.lower() == item.name.lower():
+                return _from_output(draft, item, index)
+    return item
+
+
+def _from_output(draft: ViewDraft, item: exp.Expr, index: int) -> exp.Expr | None:
+    name, node, _ = draft.outputs[index]
+    if has_aggregate(node):
+        draft.fault(item, f"GROUP BY {name}, which is an aggregate", "group by keys only")
+        return None
+    return node.copy()
+
+
+def _with_window_first(draft: ViewDraft, keys: list[exp.Expr]) -> list[exp.Expr]:
+    windows = [key for key in keys if is_window_key(key)]
+    rest = [key for key in keys if not is_window_key(key)]
+    for extra in windows[1:]:
+        draft.fault(extra, "two windows in one GROUP BY", "make one view per window")
+    canonical = [_checked_window(draft, node) for node in windows[:1]]
+    for _, node, _ in draft.outputs:
+        for part in node.find_all(exp.Anonymous):
+            if function_name(part) == "window":
+                _canonical_mention(draft, part, bool(windows))
+    return [*(node for node in canonical if node is not None), *rest]
+
+
+def _canonical_mention(draft: ViewDraft, part: exp.Anonymous, is_grouped: bool) -> None:
+    """window(…) in the SELECT list is spelled as in GROUP BY, so that they are seen as one."""
+    if not is_grouped:
+        draft.fault(part, "window() in SELECT without GROUP BY", "GROUP BY window(event_time, …)")
+        return
+    made = _checked_window(draft, part)
+    if made is not None:
+        part.set("expressions", made.expressions)
+        part.set("this", "window")
+
+
+def _checked_window(draft: ViewDraft, node: exp.Expr) -> exp.Expr | None:
+    try:
+        window = read_window(node)
+    except WindowError as error:
+        draft.fault(error.node, str(error), error.hint)
+        return None
+    column = node.expressions[0]
+    stream = draft.source
+    accepted = ["_event_time", stream.event_time or "_received_at"]
+    if not isinstance(column, exp.Column) or column.name.lower() not in [
+        name.lower() for name in accepted
+    ]:
+        event_time = stream.event_time or "_received_at"
+        draft.fault(
+            column,
+            f"window() is over {event_time}, the event time of stream {stream.name}",
+            f"window({event_time}, '…')"
+            if stream.event_time
+            else f"window(_received_at, '…'), or say WATERMARK … in CREATE STREAM {stream.name}",
+        )
+        return None
+    made = window_node(stream.event_time or "_received_at", window)
+    made.meta.update(node.meta)
+    return made

@@ -1,0 +1,25 @@
+"""What stands above aggregates must be something the store gives exactly as Spark would."""
+
+from __future__ import annotations
+
+from headrace.compile.draft import ViewDraft
+from headrace.compile.planning import build_plan
+from headrace.compile.resolved import ResolvedView
+
+__all__ = ["check_plan"]
+
+
+def check_plan(draft: ViewDraft) -> None:
+    if any(error.message.startswith(f"view {draft.name}: ") for error in draft.faults.errors):
+        return  # a plan of what is already refused would only report consequences
+    build_plan(
+        ResolvedView(
+            name=draft.name,
+            stream=draft.source,
+            outputs=tuple((name, node) for name, node, _ in draft.outputs),
+            where=draft.where,
+            keys=tuple(draft.keys),
+            having=draft.having,
+        ),
+        draft.fault,
+    )

@@ -1,0 +1,231 @@
+"""A resolved view → ViewPlan: aggregates split into partial, combine and final.
+
+An expression of the SELECT list that needs no aggregate is computed by Spark, as a further key:
+it depends on the keys alone, so it splits no group, and its value is Spark's own. Only what
+stands above aggregates, and the window's bounds, is left to the store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sqlglot import expressions as exp
+
+from headrace.compile.aggregates import read_call
+from headrace.compile.dialect import canonical, identifier, parse_expression
+from headrace.compile.finals import check_final
+from headrace.compile.resolved import (
+    ResolvedView,
+    has_aggregate,
+    is_window_key,
+    resolve_text,
+    window_part,
+)
+from headrace.compile.state import RESERVED, State, unique_name
+from headrace.compile.windows import read_window
+from headrace.model.definitions import Project, Stream, View
+from headrace.model.errors import DefinitionError, Location
+from headrace.model.plan import Expression, ViewPlan
+
+__all__ = ["build_plan", "plan_view"]
+
+OnFault = Callable[[exp.Expr, str, str], None]
+_CONDITIONAL = (exp.Case, exp.If, exp.And, exp.Or)
+_CONDITIONAL_FUNCTIONS = ("coalesce", "nvl", "ifnull", "nvl2", "nullif", "try_divide")
+
+
+def plan_view(project: Project, view: View) -> ViewPlan:
+    """Raises DefinitionError if the view cannot be kept up to date; a view that `load_project`
+    gave never does."""
+    stream = project.stream(view.source)
+    if stream is None:
+        raise DefinitionError(
+            f"view {view.name}: stream {view.source} does not exist", location=view.location
+        )
+
+    def raise_fault(node: exp.Expr, message: str, hint: str) -> None:
+        raise DefinitionError(f"view {view.name}: {message}", hint=hint, location=view.location)
+
+    return build_plan(resolve_text(view, stream), raise_fault)
+
+
+@dataclass
+class _Planner:
+    view: ResolvedView
+    on_fault: OnFault
+    state: State
+    keys: dict[str, Expression] = field(default_factory=dict)  # canonical text → key
+
+    def add_key(self, node: exp.Expr) -> Expression:
+        text = canonical(node)
+        if text not in self.keys:
+            plain = isinstance(node, exp.Column) and not node.args.get("table")
+            wanted = node.name if plain else "key"
+            self.keys[text] = Expression(unique_name(wanted, self.state.taken), text)
+        return self.keys[text]
+
+    def to_state(self, node: exp.Expr, is_conditional: bool = False) -> exp.Expr:
+        """The same expression over state columns. The node itself is left as it is."""
+        part = window_part(node, self.view.has_window)
+        if part is not None:
+            return _over_window(part)
+        if is_window_key(node) and any(node == key for key in self.view.keys):
+            return _over_window("")
+        key = self.keys.get(canonical(node))
+        if key is not None:
+            return _placed(exp.Column(this=identifier(key.name)), node)
+        call = read_call(node)
+        if call is not None:
+            return _placed(self.state.final(call), node)
+        if self._is_for_spark(node, is_conditional):
+            return _placed(exp.Column(this=identifier(self.add_key(node).name)), node)
+        below = is_conditional or _is_conditional(node)
+        copied = node.copy()
+        for child, original in zip(
+            list(copied.iter_expressions()), list(node.iter_expressions()), strict=True
+        ):
+            if isinstance(original, (exp.DataType, exp.Identifier, exp.Var)):
+                continue
+            child.replace(self.to_state(original, below))
+        return copied
+
+    def _is_for_spark(self, node: exp.Expr, is_conditional: bool) -> bool:
+        if not self.view.keys or is_conditional or _is_constant(node):
+            return False
+        if not isinstance(node, (exp.Condition, exp.Func, exp.Interval)):
+            return False
+        return not any(
+            read_call(part) is not None
+            or window_part(part, self.view.has_window) is not None
+            or is_window_key(part)
+            for part in node.walk()
+        )
+
+
+def _is_conditional(node: exp.Expr) -> bool:
+    if isinstance(node, exp.Anonymous):
+        return str(node.this).lower() in _CONDITIONAL_FUNCTIONS
+    return isinstance(node, _CONDITIONAL)
+
+
+def _is_constant(node: exp.Expr) -> bool:
+    if isinstance(node, (exp.Neg, exp.Paren, exp.Cast)):
+        return _is_constant(node.this)
+    return isinstance(node, (exp.Literal, exp.Boolean, exp.Null))
+
+
+def _over_window(part: str) -> exp.Expr:
+    if part:
+        return exp.Column(this=identifier(f"window_{part}"))
+    return parse_expression("_window(window_start, window_end)")
+
+
+def _placed(made: exp.Expr, original: exp.Expr) -> exp.Expr:
+    """Keep the user's place on what replaces it."""
+    made.meta.update(original.meta)
+    if "headrace_location" not in made.meta:
+        for part in original.walk():
+            if isinstance(part.meta.get("headrace_location"), Location):
+                made.meta["headrace_location"] = part.meta["headrace_location"]
+                break
+    return made
+
+
+def build_plan(view: ResolvedView, on_fault: OnFault) -> ViewPlan:
+    """Calls `on_fault` for every expression above aggregates that no store can give as Spark
+    would; what it returns after that is of no use."""
+    taken = {name.lower() for name in RESERVED}
+    state = State(view.stream, view.is_global, taken)
+    planner = _Planner(view, on_fault, state)
+    window = None
+    for key in view.keys:
+        if is_window_key(key):
+            window = read_window(key)
+        else:
+            planner.add_key(key)
+    if view.is_per_event:
+        finals = _per_event(planner)
+        having = None
+    else:
+        finals = []
+        for name, node in view.outputs:
+            final = planner.to_state(node)
+            check_final(final, view.is_global, on_fault)
+            finals.append(Expression(name, canonical(final)))
+        having = None
+        if view.having is not None:
+            condition = planner.to_state(view.having)
+            check_final(condition, view.is_global, on_fault)
+            having = canonical(condition)
+    where = canonical(view.where) if view.where is not None else None
+    return ViewPlan(
+        view=view.name,
+        stream=view.stream.name,
+        where=where,
+        keys=tuple(planner.keys.values()),
+        window=window,
+        partials=tuple(state.partials.values()),
+        distincts=tuple(state.distincts.values()),
+        finals=tuple(finals),
+        having=having,
+        is_global=view.is_global,
+        fingerprint=_fingerprint(view),
+        sql=_oracle(view, state),
+    )
+
+
+def _per_event(planner: _Planner) -> list[Expression]:
+    """Each event is its own group, told apart by its place in the log."""
+    for name in ("_partition", "_offset"):
+        planner.add_key(exp.Column(this=identifier(name)))
+    finals = []
+    for name, node in planner.view.outputs:
+        key = planner.add_key(node)
+        finals.append(Expression(name, canonical(exp.Column(this=identifier(key.name)))))
+    return finals
+
+
+def _oracle(view: ResolvedView, state: State) -> str:
+    outputs = tuple(_oracle_text(node, state) for _, node in view.outputs)
+    having = _oracle_text(view.having, state) if view.having is not None else None
+    return view.query(outputs, having)
+
+
+def _oracle_text(node: exp.Expr, state: State) -> str:
+    def exact(part: exp.Expr) -> exp.Expr:
+        call = read_call(part)
+        text = state.oracle(call) if call is not None else None
+        return parse_expression(text) if text is not None else part
+
+    if not has_aggregate(node):
+        return canonical(node)
+    return canonical(node.copy().transform(exact, copy=False))
+
+
+def _fingerprint(view: ResolvedView) -> str:
+    """Over all that gives stored state its meaning: the query, and of the stream the event time
+    and the types of its columns that the query mentions."""
+    stream = view.stream
+    sql = view.query(
+        tuple(canonical(node) for _, node in view.outputs),
+        canonical(view.having) if view.having is not None else None,
+    )
+    roots = [*(node for _, node in view.outputs), *view.keys, view.where, view.having]
+    mentioned = {
+        column.parts[0].name.lower()
+        for root in roots
+        if root is not None
+        for column in root.find_all(exp.Column)
+    }
+    lines = [sql, f"event time {stream.event_time}", *_column_lines(stream, mentioned)]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _column_lines(stream: Stream, mentioned: set[str]) -> list[str]:
+    return [
+        f"{column.name} {column.type} {'NULL' if column.nullable else 'NOT NULL'}"
+        for column in stream.columns
+        if column.name.lower() in mentioned
+    ]

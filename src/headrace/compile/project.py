@@ -1,0 +1,140 @@
+"""A folder of definitions → Project, with every fault at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headrace.compile.dialect import canonical
+from headrace.compile.draft import ViewDraft
+from headrace.compile.faults import Faults, SourceText
+from headrace.compile.passes import run_passes
+from headrace.compile.python import run_python
+from headrace.compile.statements import Statements, ViewStatement, read_statements
+from headrace.compile.streams import StreamDraft, check_name, check_stream
+from headrace.model.definitions import Output, Project, Stream, View
+from headrace.model.errors import DefinitionErrors, Location
+from headrace.model.settings import load_settings
+
+__all__ = ["load_project", "parse_sql"]
+
+
+def load_project(directory: Path, name: str | None = None) -> Project:
+    """All `*.sql` and `*.py` files in the folder and in its `definitions/`, in the order of their
+    names. Without `name`, headrace.toml says it.
+
+    Raises DefinitionErrors with every fault of every file; SettingsError for headrace.toml.
+    """
+    faults = Faults()
+    statements = Statements([], [])
+    for file in _files(directory):
+        shown = str(file.relative_to(directory))
+        try:
+            text = file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            faults.add("the file is not UTF-8 text", "save it as UTF-8", Location(shown, 1, 1))
+            continue
+        source = SourceText(shown, text)
+        if file.suffix == ".sql":
+            read_statements(source, statements, faults)
+        else:
+            run_python(source, file, statements, faults)
+    project = _resolve(name or load_settings(directory).name, statements, faults)
+    if faults.errors:
+        raise DefinitionErrors(faults.errors)
+    return project
+
+
+def _files(directory: Path) -> list[Path]:
+    folders = [directory, directory / "definitions"]
+    return [
+        file
+        for folder in folders
+        for file in sorted(folder.glob("*"))
+        if file.suffix in (".sql", ".py") and file.is_file()
+    ]
+
+
+def parse_sql(text: str, file: str = "<sql>") -> Project:
+    """The definitions of one text. Raises DefinitionErrors with every fault."""
+    faults = Faults()
+    statements = Statements([], [])
+    read_statements(SourceText(file, text), statements, faults)
+    project = _resolve("", statements, faults)
+    if faults.errors:
+        raise DefinitionErrors(faults.errors)
+    return project
+
+
+def _resolve(name: str, statements: Statements, faults: Faults) -> Project:
+    _check_unique(statements, faults)
+    streams: dict[str, Stream] = {}
+    for draft in statements.streams:
+        stream = check_stream(draft, faults) or _for_views(draft)
+        streams.setdefault(draft.name.lower(), stream)
+    view_names = frozenset(view.name.lower() for view in statements.views)
+    views = []
+    for statement in statements.views:
+        check_name(statement.name, "view", statement.location, faults)
+        views.append(_view(statement, streams, view_names, faults))
+    return Project(
+        name=name,
+        streams=tuple(sorted(streams.values(), key=lambda stream: stream.name)),
+        views=tuple(sorted((v for v in views if v is not None), key=lambda view: view.name)),
+    )
+
+
+def _for_views(draft: StreamDraft) -> Stream:
+    """A faulty stream, as far as it goes: its views are checked against what is right in it."""
+    ignored = Faults()
+    without = StreamDraft(draft.name, draft.location, columns=draft.columns)
+    columns = check_stream(without, ignored)
+    known = columns.columns if columns is not None else ()
+    event_time = draft.event_time[0] if draft.event_time is not None else None
+    return Stream(draft.name, known, event_time=event_time, location=draft.location)
+
+
+def _check_unique(statements: Statements, faults: Faults) -> None:
+    first: dict[str, tuple[str, Location]] = {}
+    every = [("stream", stream.name, stream.location) for stream in statements.streams]
+    every += [("view", view.name, view.location) for view in statements.views]
+    for kind, name, location in every:
+        if name.lower() in first:
+            earlier_kind, earlier = first[name.lower()]
+            faults.add(
+                f"{kind} {name}: the name is taken by the {earlier_kind} at {earlier}",
+                "names are unique over streams and views together; case does not count",
+                location,
+            )
+        else:
+            first[name.lower()] = (kind, location)
+
+
+def _view(
+    statement: ViewStatement,
+    streams: dict[str, Stream],
+    view_names: frozenset[str],
+    faults: Faults,
+) -> View | None:
+    draft = ViewDraft(
+        statement.name,
+        statement.location,
+        statement.query,
+        streams,
+        view_names,
+        faults,
+    )
+    before = len(faults.errors)
+    run_passes(draft)
+    if len(faults.errors) > before:
+        return None
+    return View(
+        name=draft.name,
+        source=draft.source.name,
+        outputs=tuple(
+            Output(name, canonical(node), location) for name, node, location in draft.outputs
+        ),
+        where=canonical(draft.where) if draft.where is not None else None,
+        keys=tuple(canonical(key) for key in draft.keys),
+        having=canonical(draft.having) if draft.having is not None else None,
+        location=draft.location,
+    )

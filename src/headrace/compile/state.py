@@ -1,0 +1,171 @@
+"""From aggregate calls to state columns, shared among all calls of a view that need the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sqlglot import expressions as exp
+
+from headrace.compile.aggregates import Aggregate, Call, Piece, find_aggregate
+from headrace.compile.dialect import canonical, parse_expression
+from headrace.compile.duckdb_combine import combine_sql
+from headrace.model.definitions import Stream
+from headrace.model.plan import ROWS, Distinct, Partial
+from headrace.model.types import DataType, TypeSyntaxError, parse_type
+
+__all__ = ["RESERVED", "State", "known_type", "unique_name"]
+
+RESERVED = ("window_start", "window_end", "revision")
+
+
+def known_type(node: exp.Expr, stream: Stream) -> DataType | None:
+    """The type of an expression as far as it can be told without Spark: columns and casts."""
+    if isinstance(node, exp.Paren):
+        return known_type(node.this, stream)
+    if isinstance(node, exp.Neg):
+        inner = known_type(node.this, stream)
+        return inner if inner is not None and inner.is_numeric else None
+    if isinstance(node, exp.Column) and not node.table:
+        column = stream.column(node.name)
+        return column.type if column is not None else None
+    if isinstance(node, exp.Cast):
+        try:
+            return parse_type(canonical(node.to))
+        except TypeSyntaxError:
+            return None
+    if isinstance(node, exp.Literal) and node.is_string:
+        return DataType("STRING")
+    if isinstance(node, exp.Boolean):
+        return DataType("BOOLEAN")
+    return None
+
+
+def unique_name(wanted: str, taken: set[str]) -> str:
+    """`wanted`, or with a number that makes it unlike any taken one; case does not count."""
+    name, number = wanted, 1
+    while name.lower() in taken:
+        number += 1
+        name = f"{wanted}_{number}"
+    taken.add(name.lower())
+    return name
+
+
+@dataclass
+class State:
+    """The state columns of one view, in the order they were first needed."""
+
+    stream: Stream
+    is_global: bool
+    taken: set[str]
+    partials: dict[tuple[str, str, str], Partial] = field(default_factory=dict)
+    distincts: dict[str, Distinct] = field(default_factory=dict)
+
+    def final(self, call: Call) -> exp.Expr:
+        """The expression over state columns that gives the call's value."""
+        if call.is_distinct and call.name == "count":
+            return self._or_zero(self._distinct(call))
+        if call.name == "count" and (call.is_star or len(call.arguments) != 1):
+            return self._or_zero(self._count_rows(call))
+        aggregate = _aggregate(call)
+        guard = _guard(aggregate, call)
+        columns: dict[str, str] = {}
+        for piece in aggregate.pieces:
+            columns[piece.role] = self._column(piece, call, guard, columns)
+        final = parse_expression(
+            aggregate.final.format(**{role: f"`{name}`" for role, name in columns.items()})
+        )
+        return self._or_zero(final) if aggregate.empty == "0" else final
+
+    def oracle(self, call: Call) -> str | None:
+        """The call in plain Spark SQL where its meaning there is left open; None if it is not."""
+        aggregate = find_aggregate(call.name)
+        if aggregate is None or not aggregate.oracle:
+            return None
+        arguments = [canonical(argument) for argument in call.arguments]
+        order = _guarded(aggregate.pieces[0].input.format(*arguments), _guard(aggregate, call))
+        return aggregate.oracle.format(*arguments, order=order)
+
+    def _or_zero(self, final: exp.Expr) -> exp.Expr:
+        return parse_expression(f"coalesce({canonical(final)}, 0L)") if self.is_global else final
+
+    def _count_rows(self, call: Call) -> exp.Expr:
+        conditions = [f"({canonical(a)}) IS NOT NULL" for a in call.arguments]
+        if call.condition is not None:
+            conditions.insert(0, f"({canonical(call.condition)})")
+        if not conditions:
+            return parse_expression(f"`{ROWS}`")
+        text = _guarded("1", " AND ".join(conditions))
+        return parse_expression(f"`{self._add('count', text, '', 'rows', {})}`")
+
+    def _distinct(self, call: Call) -> exp.Expr:
+        arguments = [canonical(argument) for argument in call.arguments]
+        conditions = [f"({canonical(call.condition)})"] if call.condition is not None else []
+        value = arguments[0]
+        if len(arguments) > 1:
+            conditions += [f"({argument}) IS NOT NULL" for argument in arguments]
+            value = f"struct({', '.join(arguments)})"
+        value = _guarded(value, " AND ".join(conditions))
+        if value not in self.distincts:
+            name = unique_name(f"{_base(call)}__distinct", self.taken)
+            self.distincts[value] = Distinct(name, value)
+        return parse_expression(f"`{self.distincts[value].name}`")
+
+    def _column(self, piece: Piece, call: Call, guard: str, columns: dict[str, str]) -> str:
+        argument = call.arguments[0]
+        if piece.function == "count" and not guard and self._is_never_null(argument):
+            return ROWS
+        texts = [canonical(argument) for argument in call.arguments]
+        of_type = known_type(argument, self.stream)
+        template = piece.input
+        if call.name in ("avg", "mean") and piece.role == "sum" and of_type == DataType("BIGINT"):
+            template = "CAST({0} AS DOUBLE)"  # as Spark's avg: no overflow of the sum
+        if template == "CAST({0} AS DOUBLE)" and of_type == DataType("DOUBLE"):
+            template = "{0}"
+        text = template.format(*texts)
+        if piece.order:
+            order = _guarded(piece.order.format(*texts), guard)
+            return self._add(piece.function, text, order, _base(call), columns)
+        suffix = f"_{call.name}" if piece.role == "order" else ""
+        return self._add(piece.function, _guarded(text, guard), "", _base(call) + suffix, columns)
+
+    def _is_never_null(self, node: exp.Expr) -> bool:
+        if isinstance(node, exp.Literal):
+            return True
+        column = self.stream.column(node.name) if isinstance(node, exp.Column) else None
+        return column is not None and not node.args.get("table") and not column.nullable
+
+    def _add(self, function: str, text: str, order: str, base: str, columns: dict[str, str]) -> str:
+        key = (function, text, order)
+        if key not in self.partials:
+            name = unique_name(f"{base}__{function}", self.taken)
+            combine = combine_sql(function, {**columns, "self": name})
+            self.partials[key] = Partial(name, function, text, combine, (order,) if order else ())
+        return self.partials[key].name
+
+
+def _aggregate(call: Call) -> Aggregate:
+    aggregate = find_aggregate(call.name)
+    assert aggregate is not None, call.name
+    return aggregate
+
+
+def _guard(aggregate: Aggregate, call: Call) -> str:
+    """The condition an event must meet to take part; empty if all do."""
+    texts = [canonical(argument) for argument in call.arguments]
+    conditions = [f"({canonical(call.condition)})"] if call.condition is not None else []
+    if aggregate.guard:
+        conditions.append(f"({aggregate.guard.format(*(f'({text})' for text in texts))})")
+    if call.is_ignoring_nulls:
+        conditions.append(f"({texts[0]}) IS NOT NULL")
+    return " AND ".join(conditions)
+
+
+def _guarded(text: str, guard: str) -> str:
+    """NULL where the guard is not met."""
+    return canonical(parse_expression(f"CASE WHEN {guard} THEN {text} END" if guard else text))
+
+
+def _base(call: Call) -> str:
+    first = call.arguments[0] if call.arguments else None
+    plain = isinstance(first, exp.Column) and not first.args.get("table")
+    return first.name if plain and first is not None and call.condition is None else "value"

@@ -48,9 +48,12 @@ class Partial:
     """One state column. The engine computes `function(input)` per group of the tick.
 
     `function` is one of sum, count, min, max, avg, m2 (sum of squared deviations from the mean),
-    min_by, max_by. For min_by and max_by, `input` is the value and `order` the Spark SQL
-    expressions compared, first to last. `combine` is a store SQL aggregate expression over state
-    columns of the view, giving this column's new value (e.g. `sum("total__sum")`).
+    min_by, max_by. For min_by and max_by, `input` is the value and `order` holds exactly one
+    Spark SQL expression, compared as it is (`min_by(input, order)`, not wrapped in a struct):
+    events where it is NULL take no part, and if none does the value is NULL. `combine` is a store
+    SQL aggregate expression over state columns of the view (ROWS and other partials among them),
+    giving this column's new value (e.g. `sum("total__sum")`); in a BoundView's plan it is cast to
+    the column's type, so that a merge that no longer fits raises.
     """
 
     name: str
@@ -63,7 +66,8 @@ class Partial:
 @dataclass(frozen=True)
 class Distinct:
     """count(DISTINCT input): the values seen are state of their own, one row per key and value;
-    the number of them per key is readable in finals as the state column `name`."""
+    the number of them per key is readable in finals as the state column `name`. NULLs do not
+    count: the engine leaves them out."""
 
     name: str
     input: str

@@ -167,9 +167,12 @@ class Store(Protocol):
 
     def set_status(self, name: str, status: ViewStatus) -> None: ...
 
-    def commit(self, write: TickWrite) -> Sequence[ViewChange]:
-        """One durable transaction: merge all partials, write offsets, counts, watermarks, dead
-        letters, the change feed and the tick's ledger row; readers see all of it or nothing.
+    def commit(
+        self, write: TickWrite, want_changes: frozenset[str] | None = None
+    ) -> Sequence[ViewChange]:
+        """Returns the changes of the views named in `want_changes` (None: of all) that the tick
+        changed. One durable transaction: merge all partials, write offsets, counts, watermarks,
+        dead letters, the change feed and the tick's ledger row; readers see all of it or nothing.
 
         Raises FencedError, or MergeError naming the view when its data cannot be merged (for
         example a BIGINT sum that overflows); then nothing is stored. Runs short of memory:

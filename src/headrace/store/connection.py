@@ -1,0 +1,141 @@
+"""The one place that knows DuckDB's Python client: opening, Arrow in, Arrow out.
+
+Why Arrow goes in through a `Slot`: a prepared DuckDB statement keeps its plan only while it reads
+no stored table (statements over tables are planned again at every run, 1 to 3 ms for a merge;
+measured). A slot is registered once and emptied and filled per tick, so the plan of the merge and
+of every insert is made once.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from headrace.model.errors import StoreError, StoreLockedError
+from headrace.model.settings import StoreSettings
+from headrace.model.types import DataType
+
+__all__ = [
+    "Slot",
+    "arrow_reader",
+    "arrow_table",
+    "connect",
+    "quoted",
+    "store_type",
+    "text_literal",
+]
+
+BATCH_ROWS = 8_192
+WAL_BYTES_MAX = 64 * 1024 * 1024  # beyond it DuckDB folds the write-ahead log in by itself
+
+
+class Slot:
+    """A table-shaped hole with a fixed schema, which statements read by its registered name."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self.table = schema.empty_table()
+
+    def fill(self, table: pa.Table) -> None:
+        """The table must have the slot's column names; types are cast where they differ.
+
+        Raises StoreError naming the column when a cast would lose something: DuckDB trusts the
+        schema it saw when the statement was prepared.
+        """
+        columns = []
+        for field in self.schema:
+            try:
+                column = table.column(field.name)
+                columns.append(column if column.type == field.type else column.cast(field.type))
+            except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise StoreError(f"column {field.name}: expected {field.type}: {error}") from error
+        self.table = pa.Table.from_arrays(columns, schema=self.schema)
+
+    def clear(self) -> None:
+        self.table = self.schema.empty_table()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> Any:
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+def connect(file: Path, settings: StoreSettings) -> duckdb.DuckDBPyConnection:
+    """Open or create the file for this process alone, without files, network or extensions.
+
+    Raises StoreLockedError naming the process that holds it.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    spill = file.with_name(file.name + ".spill")
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "threads": str(min(2, os.cpu_count() or 1)),
+        "memory_limit": f"{settings.memory_mebibytes}MiB",
+        "temp_directory": str(spill),
+        "max_temp_directory_size": f"{4 * settings.memory_mebibytes}MiB",
+        "checkpoint_threshold": f"{WAL_BYTES_MAX}B",
+        "preserve_insertion_order": "false",
+        "python_enable_replacements": "false",
+        "autoinstall_known_extensions": "false",
+        "autoload_known_extensions": "false",
+        "allow_community_extensions": "false",
+    }
+    try:
+        connection = duckdb.connect(str(file), config=config)
+    except duckdb.IOException as error:
+        text = str(error)
+        if "lock" in text.lower():
+            raise StoreLockedError(
+                f"the store {file} is held by another process: {_holder(text)}",
+                hint="stop the engine that holds it, or wait until it has ended",
+            ) from error
+        raise StoreError(f"the store {file} cannot be opened: {text}") from error
+    except duckdb.Error as error:
+        raise StoreError(f"the store {file} cannot be opened: {error}") from error
+    connection.execute("SET GLOBAL TimeZone = 'UTC'")
+    connection.execute("SET GLOBAL enable_external_access = false")
+    connection.execute("SET GLOBAL lock_configuration = true")
+    return connection
+
+
+def _holder(text: str) -> str:
+    start = text.find("held in")
+    return text[start + len("held in") :].split(". ")[0].strip() if start >= 0 else text
+
+
+def arrow_table(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.Table:
+    """Run one statement and fetch all of it. The client's public way through execute() copies
+    every row twice and warns about it, or plans the statement twice (sql())."""
+    return connection._submit(sql, None, "arrow").arrow_table()
+
+
+def arrow_reader(connection: duckdb.DuckDBPyConnection, sql: str) -> pa.RecordBatchReader:
+    """Run one statement and stream it: rows are computed as they are read."""
+    return connection._submit(sql, None, "stream", BATCH_ROWS).arrow_reader()
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def text_literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+_STORE_NAMES = {
+    "INT": "INTEGER",
+    "STRING": "VARCHAR",
+    "BINARY": "BLOB",
+    "TIMESTAMP": "TIMESTAMPTZ",
+}
+
+
+def store_type(type_: DataType) -> str:
+    """DuckDB's spelling. Timestamps are TIMESTAMPTZ, the session's zone is always UTC."""
+    if type_.element is not None:
+        return f"{store_type(type_.element)}[]"
+    if type_.fields:
+        inner = ", ".join(f"{quoted(name)} {store_type(field)}" for name, field in type_.fields)
+        return f"STRUCT({inner})"
+    return _STORE_NAMES.get(type_.name, type_.name)

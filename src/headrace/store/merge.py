@@ -1,0 +1,256 @@
+"""Merging one view's partials into its state, inside the tick's transaction.
+
+1. The tick's partial rows fill the stage slot; distinct values not yet seen go to the values
+   tables.
+2. The old rows they may belong to fill the old slot: the recent rows kept in memory when these
+   are known to hold every match, else the matching rows of the state table.
+3. One prepared statement combines both by key and computes finals before and after.
+4. The rows so replaced are deleted by id, the new ones inserted with new ids.
+
+Recent rows are a cache: only this process writes the store, and a merge that is rolled back
+leaves them as they were.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.model.plan import PANE
+from headrace.store.connection import Slot, arrow_table
+from headrace.store.contract import ViewWrite
+from headrace.store.schema import WINDOW_START, ViewSchema
+
+__all__ = ["Merged", "ViewMerge"]
+
+RECENT_ROWS_MAX = 4_096
+LITERAL_IDS_MAX = 256
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What a merge did, to be handed to `accept` once the transaction is durable."""
+
+    before: pa.Table
+    after: pa.Table
+    rows: pa.Table
+    replaced: pa.Array
+    next_id: int
+
+
+@dataclass(frozen=True)
+class _Recent:
+    """Every state row whose window starts at `from_microseconds` or later (None: every row)."""
+
+    rows: pa.Table
+    from_microseconds: int | None
+
+
+class ViewMerge:
+    """The slots, prepared statements and recent rows of one view, on the writing connection."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection, schema: ViewSchema) -> None:
+        self._connection = connection
+        self.schema = schema
+        number = schema.number
+        self._stage_name, self._old_name = f"_stage_{number}", f"_old_{number}"
+        self._written_name, self._gone_name = f"_written_{number}", f"_gone_{number}"
+        distincts = range(len(schema.view.distincts))
+        self._value_stage_names = [f"_value_stage_{number}_{i}" for i in distincts]
+        self._value_names = [f"_values_{number}_{i}" for i in distincts]
+        self._stage = self._slot(self._stage_name, schema.stage_schema)
+        self._old = self._slot(self._old_name, schema.old_schema)
+        self._written = self._slot(self._written_name, schema.written_schema)
+        self._gone = self._slot(self._gone_name, pa.schema([(schema.id, pa.int64())]))
+        self._value_stages = [
+            self._slot(name, schema.value_stage_schema(i))
+            for i, name in enumerate(self._value_stage_names)
+        ]
+        self._values = [
+            self._slot(name, schema.value_schema(i)) for i, name in enumerate(self._value_names)
+        ]
+        self._prepare()
+        self._recent: _Recent | None = None
+        self._recent_is_known = False
+        self._next_id = -1
+
+    def _slot(self, name: str, schema: pa.Schema) -> Slot:
+        slot = Slot(schema)
+        self._connection.register(name, slot)
+        return slot
+
+    def _prepare(self) -> None:
+        schema, number = self.schema, self.schema.number
+        statements = {
+            f"_insert_{number}": f"INSERT INTO {schema.state_table} FROM {self._written_name}"
+        }
+        for name, exact in ((f"_merge_{number}", False), (f"_merge_exact_{number}", True)):
+            statements[name] = schema.merge_sql(
+                self._stage_name, self._old_name, self._value_names, old_is_exact=exact
+            )
+        for index, name in enumerate(self._value_names):
+            statements[f"_insert{name}"] = f"INSERT INTO {schema.values_table(index)} FROM {name}"
+        for name, sql in statements.items():
+            self._connection.execute(f"PREPARE {name} AS {sql}")
+        self._prepared = tuple(statements)
+
+    def close(self) -> None:
+        """The connection forgets the view's statements and slots."""
+        for name in self._prepared:
+            self._connection.execute(f"DEALLOCATE {name}")
+        names = (self._stage_name, self._old_name, self._written_name, self._gone_name)
+        for name in (*names, *self._value_stage_names, *self._value_names):
+            self._connection.unregister(name)
+
+    def merge(self, write: ViewWrite) -> Merged | None:
+        """Writes within the open transaction. None: the tick brought the view no rows.
+
+        Raises duckdb.Error when the data cannot be merged; the caller rolls back.
+        """
+        if write.partials is None or write.partials.num_rows == 0:
+            return None
+        try:
+            return self._merge(write.partials, write)
+        finally:
+            for slot in (self._stage, self._old, self._written, self._gone):
+                slot.clear()
+            for slot in (*self._value_stages, *self._values):
+                slot.clear()
+
+    def _merge(self, partials: pa.Table, write: ViewWrite) -> Merged:
+        schema, number = self.schema, self.schema.number
+        self._stage.fill(partials)
+        self._merge_values(write)
+        statement = f"_merge_{number}" if self._fill_old() else f"_merge_exact_{number}"
+        result = arrow_table(self._connection, f"EXECUTE {statement}")
+        replaced = result.column(schema.id).combine_chunks().drop_null()
+        first = self._next_id_known()
+        ids = pa.array(range(first, first + result.num_rows), pa.int64())
+        rows = result.set_column(result.schema.get_field_index(schema.id), schema.id, ids)
+        self._delete(replaced)
+        self._written.fill(rows)
+        self._connection.execute(f"EXECUTE _insert_{number}")
+        before, after = self._changes(result)
+        rows = rows.select(schema.old_schema.names)
+        return Merged(before, after, rows, replaced, first + result.num_rows)
+
+    def _merge_values(self, write: ViewWrite) -> None:
+        for index, distinct in enumerate(self.schema.view.distincts):
+            values = write.distincts.get(distinct.name)
+            if values is None or values.num_rows == 0:
+                continue
+            self._value_stages[index].fill(values)
+            sql = self.schema.fresh_values_sql(index, self._value_stage_names[index])
+            fresh = arrow_table(self._connection, sql)
+            if fresh.num_rows:
+                self._values[index].fill(fresh)
+                self._connection.execute(f"EXECUTE _insert{self._value_names[index]}")
+
+    def _fill_old(self) -> bool:
+        """Whether the old slot may hold more than the matching rows."""
+        recent = self._recent_known()
+        if recent is not None and self._covers(recent):
+            self._old.fill(recent.rows)
+            return True
+        self._old.fill(arrow_table(self._connection, self.schema.touched_sql(self._stage_name)))
+        return False
+
+    def _covers(self, recent: _Recent) -> bool:
+        if recent.from_microseconds is None:
+            return True
+        window = self.schema.window
+        assert window is not None
+        first_pane: int = pc.min(self._stage.table.column(PANE)).as_py()
+        reach = window.size_microseconds - window.pane_microseconds
+        return first_pane - reach >= recent.from_microseconds
+
+    def _delete(self, ids: pa.Array) -> None:
+        if len(ids) == 0:
+            return
+        schema = self.schema
+        low, high = pc.min(ids).as_py(), pc.max(ids).as_py()
+        wanted = f"DELETE FROM {schema.state_table} WHERE {schema.id} BETWEEN {low} AND {high}"
+        if high - low + 1 > len(ids):
+            if len(ids) <= LITERAL_IDS_MAX:
+                wanted += f" AND {schema.id} IN ({', '.join(map(str, ids.to_pylist()))})"
+            else:
+                self._gone.fill(pa.table({schema.id: ids}))
+                wanted += f" AND {schema.id} IN (SELECT {schema.id} FROM {self._gone_name})"
+        self._connection.execute(wanted)
+
+    def _changes(self, result: pa.Table) -> tuple[pa.Table, pa.Table]:
+        schema = self.schema
+        changed = result.filter(result.column(schema.changed))
+        names = schema.public_schema.names
+        before = changed.filter(changed.column(schema.passed)).select(list(schema.before))
+        after = changed.filter(changed.column(schema.passes)).select(list(schema.after))
+        return (
+            before.rename_columns(names).cast(schema.public_schema),
+            after.rename_columns(names).cast(schema.public_schema),
+        )
+
+    # Recent rows
+
+    def _next_id_known(self) -> int:
+        if self._next_id < 0:
+            sql = f"SELECT coalesce(max({self.schema.id}), -1) + 1 FROM {self.schema.state_table}"
+            self._next_id = self._connection.execute(sql).fetchall()[0][0]
+        return self._next_id
+
+    def _recent_known(self) -> _Recent | None:
+        if not self._recent_is_known:
+            self._recent = self._load_recent()
+            self._recent_is_known = True
+        return self._recent
+
+    def _load_recent(self) -> _Recent | None:
+        schema = self.schema
+        select = f"SELECT {schema.old_columns_sql()} FROM {schema.state_table}"
+        count = self._connection.execute(f"SELECT count(*) FROM {schema.state_table}").fetchall()
+        if count[0][0] <= RECENT_ROWS_MAX:
+            return _Recent(arrow_table(self._connection, select), None)
+        if schema.window is None:
+            return None
+        newest = (
+            f"SELECT max({WINDOW_START}) FROM (SELECT {WINDOW_START} FROM {schema.state_table}"
+            f" ORDER BY {WINDOW_START} DESC OFFSET {RECENT_ROWS_MAX // 2})"
+        )
+        sql = f"{select} WHERE {WINDOW_START} > ({newest})"
+        bound = self._connection.execute(f"SELECT epoch_us(({newest}))").fetchall()[0][0]
+        return _Recent(arrow_table(self._connection, sql), bound + 1)
+
+    def accept(self, merged: Merged) -> None:
+        """The merge is durable: its rows become the recent ones."""
+        self._next_id = merged.next_id
+        recent = self._recent
+        if recent is None:
+            return
+        rows, schema = recent.rows, self.schema
+        if len(merged.replaced):
+            gone = pc.is_in(rows.column(schema.id), value_set=merged.replaced)
+            rows = rows.filter(pc.invert(gone))
+        added, bound = merged.rows, recent.from_microseconds
+        if bound is not None:
+            added = added.filter(pc.greater_equal(_starts(added), bound))
+        rows = pa.concat_tables([rows, added.cast(rows.schema)]).combine_chunks()
+        if rows.num_rows <= RECENT_ROWS_MAX:
+            self._recent = _Recent(rows, bound)
+        elif schema.window is None:
+            self._recent = None
+        else:
+            starts = _starts(rows)
+            order = pc.sort_indices(starts, sort_keys=[("", "descending")])
+            last_dropped = starts[order[RECENT_ROWS_MAX // 2].as_py()].as_py()
+            kept = rows.filter(pc.greater(starts, last_dropped)).combine_chunks()
+            self._recent = _Recent(kept, last_dropped + 1)
+
+    def forget(self) -> None:
+        """Whether the last transaction happened is unknown: read everything anew."""
+        self._recent, self._recent_is_known, self._next_id = None, False, -1
+
+
+def _starts(rows: pa.Table) -> pa.ChunkedArray:
+    return rows.column(WINDOW_START).cast(pa.int64())

@@ -1,0 +1,310 @@
+"""The SQL of one view: its tables, its public view, and the statements of its merge.
+
+Everything here is text made from a BoundView. Tables are named by the view's number, so that a
+user's names appear only as quoted column and view names.
+
+    _headrace.state_N         keys, window_start, window_end, revision, _rows, partials,
+                              distinct counts, and an id that every written row gets anew
+    _headrace.values_N_I      the values seen by distinct I: keys, window_start, value
+    _headrace.read_N          public columns and the hidden keys, for stable paging
+    main.NAME                 public columns
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import pyarrow as pa
+
+from headrace.model.plan import LATE, PANE, ROWS, BoundColumn, BoundView
+from headrace.model.types import DataType
+from headrace.store.connection import quoted, store_type
+
+__all__ = ["ViewSchema"]
+
+BIGINT = DataType("BIGINT")
+TIMESTAMP = DataType("TIMESTAMP")
+BOOLEAN = DataType("BOOLEAN")
+WINDOW_START = "window_start"
+WINDOW_END = "window_end"
+REVISION = "revision"
+VALUE = "value"
+
+
+class ViewSchema:
+    """`prefix` starts no column of the view, so names made with it never meet a user's."""
+
+    def __init__(self, view: BoundView, number: int) -> None:
+        self.view = view
+        self.number = number
+        self.window = view.plan.window
+        self.keys = view.keys
+        windowed = self.window is not None
+        start = (BoundColumn(WINDOW_START, TIMESTAMP),) if windowed else ()
+        end = (BoundColumn(WINDOW_END, TIMESTAMP),) if windowed else ()
+        revision = (BoundColumn(REVISION, BIGINT),) if windowed else ()
+        counts = tuple(BoundColumn(distinct.name, BIGINT) for distinct in view.distincts)
+        rows = (BoundColumn(ROWS, BIGINT),)
+        self.group = (*view.keys, *start)
+        self.state = (*self.group, *end, *revision, *rows, *view.partials, *counts)
+        self._summed = (*revision, *rows)
+        self._counts = counts
+        names = [column.name for column in self.state] + [column.name for column, _ in view.finals]
+        self.prefix = "_h"
+        while any(name.lower().startswith(self.prefix) for name in names):
+            self.prefix += "_"
+        self.id = f"{self.prefix}id"
+        self.passes = f"{self.prefix}passes"
+        self.passed = f"{self.prefix}passed"
+        self.changed = f"{self.prefix}changed"
+        self.after = tuple(f"{self.prefix}after{i}" for i in range(len(view.finals)))
+        self.before = tuple(f"{self.prefix}before{i}" for i in range(len(view.finals)))
+        self.hidden = tuple(f"{self.prefix}key{i}" for i in range(len(self.group)))
+        self.state_table = f"_headrace.state_{number}"
+        self.read_view = f"_headrace.read_{number}"
+
+    def values_table(self, index: int) -> str:
+        return f"_headrace.values_{self.number}_{index}"
+
+    # Arrow schemas of the slots
+
+    @cached_property
+    def stage_schema(self) -> pa.Schema:
+        """What a tick brings: the columns of a partial table (see BoundView)."""
+        pane = [(PANE, pa.int64()), (LATE, pa.int32())] if self.window else []
+        keys = [(column.name, column.type.arrow) for column in self.keys]
+        partials = [(column.name, column.type.arrow) for column in self.view.partials]
+        return pa.schema([*keys, *pane, (ROWS, pa.int64()), *partials])
+
+    def value_stage_schema(self, index: int) -> pa.Schema:
+        pane = [(PANE, pa.int64())] if self.window else []
+        keys = [(column.name, column.type.arrow) for column in self.keys]
+        value = (VALUE, self.view.distincts[index].type.arrow)
+        return pa.schema([*keys, *pane, value])
+
+    def value_schema(self, index: int) -> pa.Schema:
+        group = [(column.name, column.type.arrow) for column in self.group]
+        return pa.schema([*group, (VALUE, self.view.distincts[index].type.arrow)])
+
+    @cached_property
+    def written_schema(self) -> pa.Schema:
+        """A row of the state table."""
+        state = [(column.name, column.type.arrow) for column in self.state]
+        return pa.schema([*state, (self.id, pa.int64())])
+
+    @cached_property
+    def old_schema(self) -> pa.Schema:
+        """A state row with its finals, as they were when it was written."""
+        finals = [
+            (name, column.type.arrow)
+            for name, (column, _) in zip(self.after, self.view.finals, strict=True)
+        ]
+        return pa.schema([*self.written_schema, *finals, (self.passes, pa.bool_())])
+
+    @cached_property
+    def public_schema(self) -> pa.Schema:
+        return pa.schema([(column.name, column.type.arrow) for column, _ in self.view.finals])
+
+    # Tables and views
+
+    def create_statements(self) -> list[str]:
+        state = ", ".join(f"{quoted(c.name)} {store_type(c.type)}" for c in self.state)
+        statements = [f"CREATE TABLE {self.state_table} ({state}, {quoted(self.id)} BIGINT)"]
+        group = "".join(f"{quoted(c.name)} {store_type(c.type)}, " for c in self.group)
+        for index, distinct in enumerate(self.view.distincts):
+            statements.append(
+                f"CREATE TABLE {self.values_table(index)} "
+                f"({group}{VALUE} {store_type(distinct.type)})"
+            )
+        hidden = "".join(
+            f", {quoted(c.name)} AS {quoted(name)}"
+            for c, name in zip(self.group, self.hidden, strict=True)
+        )
+        finals = ", ".join(
+            f"{sql} AS {quoted(column.name)}"
+            for (column, _), sql in zip(self.view.finals, self._final_sql, strict=True)
+        )
+        having = f" WHERE {self.view.having}" if self.view.having else ""
+        body = f"FROM {self.state_table}{having}"
+        statements.append(f"CREATE VIEW {self.read_view} AS SELECT {finals}{hidden} {body}")
+        statements.append(f"CREATE VIEW {quoted(self.view.name)} AS SELECT {finals} {body}")
+        return statements
+
+    @staticmethod
+    def drop_statements(name: str, number: int, distincts: int) -> list[str]:
+        """Needs no definition, so that a view can be dropped whose definition is gone."""
+        tables = [f"_headrace.values_{number}_{index}" for index in range(distincts)]
+        return [
+            f"DROP VIEW IF EXISTS {quoted(name)}",
+            f"DROP VIEW IF EXISTS _headrace.read_{number}",
+            *(f"DROP TABLE IF EXISTS {table}" for table in tables),
+            f"DROP TABLE IF EXISTS _headrace.state_{number}",
+        ]
+
+    def seed_statement(self) -> str:
+        """The single row of a global view: what the aggregates give over no event."""
+        counting = {p.name for p in self.view.plan.partials if p.function == "count"}
+        zero = {ROWS, *counting, *(column.name for column in self._counts)}
+        values = ", ".join("0" if column.name in zero else "NULL" for column in self.state)
+        return f"INSERT INTO {self.state_table} VALUES ({values}, 0)"
+
+    @property
+    def _final_sql(self) -> list[str]:
+        return [f"CAST(({sql}) AS {store_type(c.type)})" for c, sql in self.view.finals]
+
+    # The merge
+
+    def staging_sql(self, slot: str) -> str:
+        """Partial rows as state rows: every pane becomes the windows that hold it."""
+        keys = [quoted(column.name) for column in self.keys]
+        partials = [quoted(column.name) for column in self.view.partials]
+        if self.window is None:
+            return f"SELECT {', '.join([*keys, ROWS, *partials])} FROM {slot}"
+        revision = f"CASE WHEN {self.prefix}i < {LATE} THEN {ROWS} ELSE 0 END AS {REVISION}"
+        columns = [*keys, self._start_sql, revision, ROWS, *partials]
+        return f"SELECT {', '.join(columns)} FROM ({self._expanded_sql(slot)})"
+
+    def values_sql(self, slot: str) -> str:
+        """Values as rows of the values table, each once, NULL left out."""
+        keys = [quoted(column.name) for column in self.keys]
+        if self.window is None:
+            return f"SELECT DISTINCT {', '.join([*keys, VALUE])} FROM {slot} WHERE {VALUE} NOTNULL"
+        columns = ", ".join([*keys, self._start_sql, VALUE])
+        source = self._expanded_sql(slot)
+        return f"SELECT DISTINCT {columns} FROM ({source}) WHERE {VALUE} NOTNULL"
+
+    @property
+    def _start_sql(self) -> str:
+        return f"make_timestamptz({self.prefix}start) AS {WINDOW_START}"
+
+    def _expanded_sql(self, slot: str) -> str:
+        """Adds the window's start and its place `i` among the pane's windows, by end."""
+        assert self.window is not None
+        size, slide = self.window.size_microseconds, self.window.slide_microseconds
+        origin, p = self.window.origin_microseconds, self.prefix
+        if size == slide == self.window.pane_microseconds:
+            return f"SELECT *, {PANE} AS {p}start, 0 AS {p}i FROM {slot}"
+        last = f"{PANE} - ((({PANE} - {origin}) % {slide}) + {slide}) % {slide}"
+        count = f"({p}last - {PANE} + {size} + {slide} - 1) // {slide}"
+        return (
+            f"SELECT *, {p}last - ({p}count - 1 - {p}i) * {slide} AS {p}start FROM ("
+            f"SELECT *, unnest(range({p}count)) AS {p}i FROM ("
+            f"SELECT *, {count} AS {p}count FROM (SELECT *, {last} AS {p}last FROM {slot})))"
+        )
+
+    def matches_sql(self, left: str, right: str) -> str:
+        """NULL keys are a group like any other; window starts are never NULL."""
+        parts = [
+            f"{left}.{quoted(c.name)} "
+            f"{'=' if c.name == WINDOW_START and c not in self.keys else 'IS NOT DISTINCT FROM'} "
+            f"{right}.{quoted(c.name)}"
+            for c in self.group
+        ]
+        return " AND ".join(parts) or "true"
+
+    def old_columns_sql(self) -> str:
+        """State rows with finals, in the order of old_schema."""
+        state = [quoted(column.name) for column in self.state]
+        finals = [
+            f"{sql} AS {quoted(name)}"
+            for name, sql in zip(self.after, self._final_sql, strict=True)
+        ]
+        return ", ".join([*state, quoted(self.id), *finals, f"{self._passes} AS {self.passes}"])
+
+    @property
+    def _passes(self) -> str:
+        return f"coalesce(({self.view.having}), false)" if self.view.having else "true"
+
+    def touched_sql(self, slot: str) -> str:
+        """The state rows that a tick's partials belong to."""
+        match = self.matches_sql("s", "g")
+        source = f"(SELECT s.* FROM {self.state_table} s SEMI JOIN staging g ON {match})"
+        if not self.group:
+            source = self.state_table
+        return (
+            f"WITH staging AS ({self.staging_sql(slot)}) "
+            f"SELECT {self.old_columns_sql()} FROM {source}"
+        )
+
+    def merge_sql(self, stage: str, old: str, values: list[str], *, old_is_exact: bool) -> str:
+        """New state rows, the id of the row each replaces, finals after and before, and whether
+        the public row differs. Reads slots only, so its plan is made once."""
+        summed = [quoted(column.name) for column in (*self._summed, *self._counts)]
+        carried = [*(quoted(c.name) for c in self.group), *(quoted(c.name) for c in self._summed)]
+        partials = [quoted(column.name) for column in self.view.partials]
+        counts = [quoted(column.name) for column in self._counts]
+        after = [quoted(name) for name in self.after]
+        empty = [f"NULL AS {name}" for name in (self.id, *after, self.passes)]
+        match = self.matches_sql("o", "g")
+        semi = "" if old_is_exact or not self.group else f" SEMI JOIN staging g ON {match}"
+        new_rows = ", ".join([*carried, *partials, *(f"0 AS {c}" for c in counts), *empty])
+        old_rows = ", ".join([*carried, *partials, *counts, self.id, *after, self.passes])
+        both = (
+            f"SELECT {new_rows} FROM staging UNION ALL "
+            f"SELECT {old_rows} FROM (SELECT o.* FROM {old} o{semi})"
+        )
+        combined = [
+            f"CAST({partial.combine} AS {store_type(column.type)}) AS {quoted(column.name)}"
+            for partial, column in zip(self.view.plan.partials, self.view.partials, strict=True)
+        ]
+        group = [quoted(column.name) for column in self.group]
+        aggregates = [
+            *group,
+            *(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in summed),
+            *combined,
+            f"max({self.id}) AS {self.id}",
+            *(
+                f"any_value({now}) AS {quoted(was)}"
+                for now, was in zip(after, self.before, strict=True)
+            ),
+            f"coalesce(bool_or({self.passes}), false) AS {self.passed}",
+        ]
+        by = f" GROUP BY {', '.join(group)}" if group else ""
+        merged = f"SELECT {', '.join(aggregates)} FROM ({both}){by}"
+        return (
+            f"WITH staging AS ({self.staging_sql(stage)}), merged AS ({merged}), "
+            f"complete AS ({self._complete_sql(values)}), "
+            f"finished AS (SELECT {self.old_columns_sql()}, "
+            f"{', '.join([*map(quoted, self.before), self.passed])} FROM complete) "
+            f"SELECT *, {self._changed_sql()} AS {self.changed} FROM finished"
+        )
+
+    def _complete_sql(self, values: list[str]) -> str:
+        """Adds the window's end, and to each distinct count the values that are new."""
+        columns, joins = [], []
+        for column in self.state:
+            if self.window and column.name == WINDOW_END:
+                size = self.window.size_microseconds
+                columns.append(
+                    f"make_timestamptz(epoch_us(m.{WINDOW_START}) + {size}) AS {WINDOW_END}"
+                )
+            elif column in self._counts:
+                index = self._counts.index(column)
+                name = quoted(column.name)
+                columns.append(f"m.{name} + coalesce(v{index}.n, 0) AS {name}")
+            else:
+                columns.append(f"m.{quoted(column.name)}")
+        group = ", ".join(quoted(column.name) for column in self.group)
+        for index, slot in enumerate(values):
+            by = f"{group}, count(*) AS n FROM {slot} GROUP BY {group}"
+            counted = by if group else f"count(*) AS n FROM {slot}"
+            joins.append(
+                f" LEFT JOIN (SELECT {counted}) v{index} ON {self.matches_sql('m', f'v{index}')}"
+            )
+        rest = ", ".join(f"m.{quoted(name)}" for name in (self.id, *self.before, self.passed))
+        return f"SELECT {', '.join(columns)}, {rest} FROM merged m{''.join(joins)}"
+
+    def _changed_sql(self) -> str:
+        differs = " OR ".join(
+            f"{quoted(now)} IS DISTINCT FROM {quoted(was)}"
+            for now, was in zip(self.after, self.before, strict=True)
+        )
+        return f"({self.passes} OR {self.passed}) AND ({self.passes} <> {self.passed} OR {differs})"
+
+    def fresh_values_sql(self, index: int, slot: str) -> str:
+        """The tick's values that the values table does not hold yet."""
+        match = self.matches_sql("v", "g")
+        return (
+            f"SELECT g.* FROM ({self.values_sql(slot)}) g "
+            f"ANTI JOIN {self.values_table(index)} v ON v.{VALUE} = g.{VALUE} AND {match}"
+        )

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.model.settings import StoreSettings
+from headrace.store.contract import Store
+from headrace.store.duck import open_store
+
+BACKENDS: dict[str, Callable[[Path, StoreSettings], Store]] = {"duckdb": open_store}
+
+Opener = Callable[..., Store]
+
+
+@pytest.fixture(params=list(BACKENDS))
+def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
+    """Opens the same store each time it is called; whatever is open at the end is closed."""
+    opened: list[Store] = []
+
+    def open_(settings: StoreSettings | None = None) -> Store:
+        store = BACKENDS[request.param](tmp_path / "store.duckdb", settings or StoreSettings())
+        opened.append(store)
+        return store
+
+    yield open_
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def store(open_backend: Opener) -> Store:
+    return open_backend()
+
+
+os.environ.setdefault("TZ", "America/New_York")  # a store must not care

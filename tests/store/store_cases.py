@@ -1,0 +1,152 @@
+"""Views made by hand, as the compiler would bind them, and ticks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from headrace.model.plan import (
+    BoundColumn,
+    BoundDistinct,
+    BoundView,
+    Distinct,
+    Expression,
+    Partial,
+    ViewPlan,
+    Window,
+)
+from headrace.model.types import parse_type
+from headrace.store.contract import Counts, Store, StoreDeadLetter, TickWrite, ViewWrite
+
+SECOND = 1_000_000
+TUMBLING = Window(3 * SECOND, 3 * SECOND, 0, 3 * SECOND)
+HOPPING = Window(10 * SECOND, 4 * SECOND, 1 * SECOND, 2 * SECOND)
+
+
+def bound_view(
+    name: str,
+    *,
+    keys: Mapping[str, str] | None = None,
+    window: Window | None = None,
+    partials: Sequence[tuple[str, str, str, str]] = (("n", "count", "BIGINT", 'sum("n")'),),
+    distincts: Mapping[str, str] | None = None,
+    finals: Sequence[tuple[str, str, str]] = (),
+    having: str | None = None,
+    is_global: bool = False,
+    fingerprint: str = "f1",
+) -> BoundView:
+    """`partials` are (name, function, type, combine), `finals` are (name, type, store SQL)."""
+    keys, distincts = keys or {}, distincts or {}
+    plan = ViewPlan(
+        view=name,
+        stream="events",
+        where=None,
+        keys=tuple(Expression(key, key) for key in keys),
+        window=window,
+        partials=tuple(Partial(p, function, p, combine) for p, function, _, combine in partials),
+        distincts=tuple(Distinct(d, d) for d in distincts),
+        finals=tuple(Expression(final, sql) for final, _, sql in finals),
+        having=having,
+        is_global=is_global,
+        fingerprint=fingerprint,
+        sql=f"SELECT … {name}",
+    )
+    return BoundView(
+        plan=plan,
+        keys=tuple(BoundColumn(key, parse_type(type_)) for key, type_ in keys.items()),
+        partials=tuple(BoundColumn(p, parse_type(type_)) for p, _, type_, _ in partials),
+        distincts=tuple(BoundDistinct(d, parse_type(type_)) for d, type_ in distincts.items()),
+        finals=tuple((BoundColumn(f, parse_type(type_)), sql) for f, type_, sql in finals),
+        having=having,
+    )
+
+
+def sales(name: str = "sales", **changes: Any) -> BoundView:
+    """sum, count and maximum by user."""
+    settings: dict[str, Any] = {
+        "keys": {"user": "STRING"},
+        "partials": (
+            ("total", "sum", "DECIMAL(28,2)", 'sum("total")'),
+            ("n", "count", "BIGINT", 'sum("n")'),
+            ("most", "max", "DECIMAL(18,2)", 'max("most")'),
+        ),
+        "finals": (
+            ("user", "STRING", '"user"'),
+            ("income", "DECIMAL(28,2)", '"total"'),
+            ("payments", "BIGINT", '"n"'),
+            ("most", "DECIMAL(18,2)", '"most"'),
+        ),
+    }
+    return bound_view(name, **{**settings, **changes})
+
+
+def windowed_sales(name: str = "sales", window: Window = TUMBLING, **changes: Any) -> BoundView:
+    finals = (
+        ("window_start", "TIMESTAMP", '"window_start"'),
+        ("window_end", "TIMESTAMP", '"window_end"'),
+        ("user", "STRING", '"user"'),
+        ("income", "DECIMAL(28,2)", '"total"'),
+        ("payments", "BIGINT", '"n"'),
+        ("revision", "BIGINT", '"revision"'),
+    )
+    return sales(name, **{"window": window, "finals": finals, **changes})
+
+
+def partial_table(view: BoundView, rows: Sequence[Sequence[Any]]) -> pa.Table:
+    pane = [("_pane", pa.int64()), ("_late", pa.int32())] if view.plan.window else []
+    schema = pa.schema(
+        [
+            *((column.name, column.type.arrow) for column in view.keys),
+            *pane,
+            ("_rows", pa.int64()),
+            *((column.name, column.type.arrow) for column in view.partials),
+        ]
+    )
+    columns = zip(*rows, strict=True) if rows else [[] for _ in schema]
+    arrays = [pa.array(list(c), f.type) for c, f in zip(columns, schema, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def value_table(view: BoundView, name: str, rows: Sequence[Sequence[Any]]) -> pa.Table:
+    pane = [("_pane", pa.int64())] if view.plan.window else []
+    value = next(d.type.arrow for d in view.distincts if d.name == name)
+    schema = pa.schema(
+        [*((column.name, column.type.arrow) for column in view.keys), *pane, ("value", value)]
+    )
+    columns = zip(*rows, strict=True) if rows else [[] for _ in schema]
+    arrays = [pa.array(list(c), f.type) for c, f in zip(columns, schema, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def view_write(
+    view: BoundView,
+    rows: Sequence[Sequence[Any]] | None,
+    *,
+    values: Mapping[str, Sequence[Sequence[Any]]] | None = None,
+    offsets: Mapping[int, int] | None = None,
+    counts: Counts | None = None,
+    watermark: int | None = None,
+    dead: tuple[StoreDeadLetter, ...] = (),
+) -> ViewWrite:
+    number = len(rows or ())
+    return ViewWrite(
+        view.name,
+        None if rows is None else partial_table(view, rows),
+        {name: value_table(view, name, v) for name, v in (values or {}).items()},
+        offsets or {},
+        counts or Counts(read=number, applied=number),
+        watermark,
+        dead,
+    )
+
+
+def tick_write(store: Store, generation: int, *views: ViewWrite) -> TickWrite:
+    return TickWrite(store.last_tick() + 1, generation, 1_700_000_000_000_000, views)
+
+
+def rows_of(store: Store, sql: str) -> list[tuple[Any, ...]]:
+    result = store.query(sql)
+    table = pa.Table.from_batches(list(result.batches), schema=result.schema)
+    return [tuple(row.values()) for row in table.to_pylist()]

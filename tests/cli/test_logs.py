@@ -17,6 +17,7 @@ from headrace.cli.logs import redacted
         ('{"token": "abc"}', '{"token": "[redacted]"}'),
         ("secret=abc&x=1", "secret=[redacted]&x=1"),
         ("Headrace-Internal: abc", "Headrace-Internal: [redacted]"),
+        ("given hr_" + "a" * 43 + ".", "given hr_[redacted]."),
         ("tokens are listed", "tokens are listed"),
     ],
 )

@@ -99,3 +99,19 @@ def test_doctor_sees_a_missing_package(
 
 def test_version(headrace: Callable[..., Any]) -> None:
     assert headrace("--version").out.startswith("headrace 0.")
+
+
+def test_tokens_are_made_listed_and_revoked(headrace: Callable[..., Any], project: Path) -> None:
+    where = ("--project", project)
+    assert "everyone" in headrace("token", "list", *where).out
+    made = headrace("token", "create", "till", "--scope", "ingest:*", "--scope", "query", *where)
+    secret = made.out.strip()
+    assert len(secret) > 40
+    assert secret not in (project / ".headrace" / "tokens.json").read_text()
+    listed = headrace("token", "list", *where, "--json").document
+    assert listed == {"tokens": [{"name": "till", "scopes": ["ingest:*", "query"]}]}
+    assert headrace("token", "create", "till", "--scope", "query", *where).code == exits.MISTAKE
+    assert headrace("token", "create", "x", "--scope", "all", *where).code == exits.MISTAKE
+    assert headrace("token", "revoke", "till", *where).code == 0
+    assert headrace("token", "revoke", "till", *where).code == exits.MISTAKE
+    assert "nobody" in headrace("token", "list", *where).out

@@ -19,6 +19,7 @@ class LogFormat(Enum):
 
 
 _SECRETS = (
+    re.compile(r"(\bhr_)[A-Za-z0-9_-]{20,}"),
     re.compile(r"(?i)(bearer\s+)[^\s\"',;]+"),
     re.compile(
         r"(?i)(\b(?:token|secret|password|headrace-internal)\b\"?\s*[=:]\s*\"?)[^\s\"',;&]+"

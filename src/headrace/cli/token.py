@@ -9,6 +9,7 @@ import typer
 from headrace.cli.options import AsJson, ProjectFolder
 from headrace.cli.output import print_json, print_table, say
 from headrace.cli.project import read_settings
+from headrace.model.errors import SettingsError
 
 __all__ = ["app"]
 
@@ -30,7 +31,7 @@ def create(
     """Make a token and print it: the only time it can be seen, only its hash is kept."""
     from headrace.gateway.tokens import create_token
 
-    secret = create_token(read_settings(project).tokens_file, name, scope)
+    secret = create_token(read_settings(project), name, scope)
     if as_json:
         print_json({"name": name, "scopes": scope, "token": secret})
         return
@@ -41,22 +42,19 @@ def create(
 @app.command("list")
 def list_tokens(project: ProjectFolder = None, as_json: AsJson = False) -> None:
     """Show the tokens' names and scopes."""
-    from headrace.gateway.tokens import read_tokens
+    from headrace.gateway.tokens import list_tokens as stored
 
-    tokens = [
-        {"name": token.name, "scopes": list(token.scopes), "created_at": token.created_at}
-        for token in read_tokens(read_settings(project).tokens_file)
-    ]
+    settings = read_settings(project)
+    tokens = stored(settings)
     if as_json:
-        print_json({"tokens": tokens})
-        return
-    if not tokens:
+        shown = [{"name": token.name, "scopes": list(token.scopes)} for token in tokens]
+        print_json({"tokens": shown})
+    elif tokens:
+        print_table(("name", "scopes"), [(t.name, ", ".join(t.scopes)) for t in tokens])
+    elif settings.tokens_file.exists():
+        print("no tokens left: nobody is let in")
+    else:
         print("no tokens: everyone on this machine may do everything")
-        return
-    print_table(
-        ("name", "scopes", "created at"),
-        [(token["name"], ", ".join(token["scopes"]), token["created_at"]) for token in tokens],
-    )
 
 
 @app.command()
@@ -65,10 +63,11 @@ def revoke(
     project: ProjectFolder = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take a token back. A running gateway refuses it from then on."""
+    """Take a token back. A running gateway refuses it within a second."""
     from headrace.gateway.tokens import revoke_token
 
-    revoke_token(read_settings(project).tokens_file, name)
+    if not revoke_token(read_settings(project), name):
+        raise SettingsError(f"there is no token named {name}", hint="headrace token list")
     if as_json:
         print_json({"name": name, "revoked": True})
         return

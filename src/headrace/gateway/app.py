@@ -1,0 +1,359 @@
+"""The gateway's HTTP face: routing, limits on reading, and one handler per path.
+
+The path of an event is kept short: check access, read the headers, read the body within its
+bounds, hand it to the committer, and wait for the one completion of its group.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Awaitable, Callable
+from functools import lru_cache
+from typing import Any
+from urllib.parse import parse_qs, quote
+
+import msgspec
+
+from headrace.gateway.access import Access
+from headrace.gateway.bodies import BodyKind, body_kind, check_encoding
+from headrace.gateway.cloudevents import binary_key, is_binary
+from headrace.gateway.committer import Committer
+from headrace.gateway.deadletters import LIST_MAX, DeadLetters
+from headrace.gateway.metrics import Metrics
+from headrace.gateway.openapi import openapi_body
+from headrace.gateway.problems import Response, problem_response
+from headrace.gateway.proxy import EngineAway, EngineProxy
+from headrace.gateway.reading import BodyReader
+from headrace.gateway.requests import JSON_HEADERS, EventsRequest, read_retry_key
+from headrace.log.contract import LogReader
+from headrace.model.definitions import Project
+from headrace.model.errors import HeadraceError, RequestError
+from headrace.model.settings import Settings
+
+__all__ = ["GatewayApp"]
+
+logger = logging.getLogger("headrace.gateway")
+
+Handler = Callable[[Any, Any], Awaitable["Response | None"]]
+
+_VIEW_PATH = re.compile(r"/v1/views/([^/]+)(?:/(changes|deadletters|rebuild))?")
+_ADMIN_BODY_BYTES_MAX = 4 * 1024 * 1024
+_QUERY_BODY_BYTES_MAX = 1 * 1024 * 1024
+_ENGINE_ANSWER_SECONDS_MAX = 2.0
+
+
+class GatewayApp:
+    """An RSGI application. Answers (None from a handler means it has answered by itself) go out
+    in one place, so that every failure becomes a problem document."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        project: Project,
+        access: Access,
+        committer: Committer,
+        reader: LogReader,
+        proxy: EngineProxy,
+        metrics: Metrics,
+    ) -> None:
+        self._project = project
+        self._access = access
+        self._committer = committer
+        self._reader = reader
+        self._proxy = proxy
+        self._metrics = metrics
+        self._bodies = BodyReader(settings.gateway, committer)
+        self._deadletters = DeadLetters(settings, reader, committer.decoders, metrics)
+        self._streams = {s.name: s.name for s in project.streams}
+        self._streams.update({s.name.lower(): s.name for s in project.streams})
+        self._loop = asyncio.get_running_loop()
+        self._started = time.time()
+        self.is_draining = False
+        self.forwarding: set[asyncio.Task[Any]] = set()
+        # path → method → (scope, handler)
+        self._routes: dict[str, dict[str, tuple[str | None, Handler]]] = {
+            "/v1/deadletters": {"GET": ("admin", self._list_deadletters)},
+            "/v1/deadletters/resubmit": {"POST": ("admin", self._resubmit)},
+            "/v1/deadletters/discard": {"POST": ("admin", self._discard)},
+            "/v1/streams": {"GET": ("query", self._list_streams)},
+            "/v1/status": {"GET": ("query", self._status)},
+            "/v1/views": {"GET": ("query", self._forward)},
+            "/v1/sql": {"POST": ("sql", self._forward)},
+            "/metrics": {"GET": ("admin", self._show_metrics)},
+            "/healthz": {"GET": (None, self._healthz)},
+            "/readyz": {"GET": (None, self._readyz)},
+            "/openapi.json": {"GET": (None, self._openapi)},
+        }
+        self._view_routes: dict[str | None, dict[str, tuple[str | None, Handler]]] = {
+            None: {"GET": ("query", self._forward)},
+            "changes": {"GET": ("query", self._forward)},
+            "deadletters": {"GET": ("admin", self._forward)},
+            "rebuild": {"POST": ("admin", self._forward)},
+        }
+
+    async def __rsgi__(self, scope: Any, protocol: Any) -> None:
+        try:
+            if scope.path == "/v1/events" and scope.method == "POST":
+                response: Response | None = await self._events(scope, protocol)
+            else:
+                response = await self._route(scope, protocol)
+        except RequestError as error:
+            response = problem_response(error)
+            if error.code == "method-not-allowed":
+                response[1].append(("allow", error.hint.removeprefix("use ")))
+        except HeadraceError as error:
+            response = problem_response(
+                RequestError(503, error.code, error.message, hint=error.hint)
+            )
+        except ConnectionAbortedError:
+            raise  # an answer that broke off half-way must not end as if it were whole
+        except Exception as error:
+            logger.error("a request could not be handled", exc_info=error)
+            response = problem_response(
+                RequestError(500, "internal", "the gateway failed", hint="see its log")
+            )
+        if response is not None:
+            self._metrics.add_response(response[0])
+            protocol.response_bytes(*response)
+
+    @property
+    def is_reading(self) -> bool:
+        return self._bodies.reading > 0
+
+    async def sweep(self) -> None:
+        """Once a second: cut slow clients, pick up new tokens."""
+        while True:
+            await asyncio.sleep(1.0)
+            self._bodies.cut_slow_clients()
+            self._access.refresh()
+
+    # ---------------------------------------------------------------------------------- events
+
+    async def _events(self, scope: Any, protocol: Any) -> Response:
+        headers = scope.headers
+        name = _stream_parameter(scope.query_string)
+        stream = self._streams.get(name) or self._streams.get(name.lower())
+        self._access.check(headers, scope.authority, f"ingest:{stream or name}")
+        if stream is None:
+            raise RequestError(
+                404,
+                "unknown-stream",
+                f"there is no stream {name[:100]!r}" if name else "name=STREAM is missing",
+                hint=f"streams are {', '.join(s.name for s in self._project.streams) or 'none'}",
+            )
+        if self.is_draining:
+            raise RequestError(
+                503, "stopping", "the gateway is stopping", hint="again", retry_after_seconds=2
+            )
+        retry_key = read_retry_key(headers)
+        encoding = check_encoding(headers.get("content-encoding"))
+        time_hint = None
+        if is_binary(headers):
+            key = binary_key(headers)
+            retry_key = key if retry_key is None else retry_key
+            time_hint = headers.get("ce-time")
+            body_kind(headers.get("content-type"))
+            kind = BodyKind.ONE
+        else:
+            kind = body_kind(headers.get("content-type"))
+        body = await self._bodies.read(protocol, headers)
+        self._metrics.body_bytes += len(body)
+        future: asyncio.Future[Response] = self._loop.create_future()
+        self._committer.submit(
+            EventsRequest(
+                stream, body, kind, encoding, retry_key, time.time_ns() // 1000, future, time_hint
+            )
+        )
+        return await future
+
+    # --------------------------------------------------------------------------------- routing
+
+    async def _route(self, scope: Any, protocol: Any) -> Response | None:
+        path, method = scope.path, scope.method
+        routes = self._routes.get(path)
+        if routes is None:
+            view = _VIEW_PATH.fullmatch(path)
+            if view is not None:
+                routes = self._view_routes[view.group(2)]
+            elif path == "/v1/events":
+                routes = {"POST": ("admin", self._forward)}
+            else:
+                self._access.check(scope.headers, scope.authority, None)
+                raise RequestError(
+                    404, "unknown-path", "there is nothing at this path", hint="see /openapi.json"
+                )
+        if method not in routes:
+            self._access.check(scope.headers, scope.authority, None)
+            raise RequestError(
+                405,
+                "method-not-allowed",
+                f"{method} is not possible here",
+                hint=f"use {', '.join(routes)}",
+            )
+        needed, handler = routes[method]
+        self._access.check(scope.headers, scope.authority, needed)
+        return await handler(scope, protocol)
+
+    async def _forward(self, scope: Any, protocol: Any) -> Response | None:
+        body = b""
+        if scope.method == "POST":
+            body = await self._bodies.read(protocol, scope.headers, _QUERY_BODY_BYTES_MAX)
+        target = quote(scope.path, safe="/%")
+        if scope.query_string:
+            target += "?" + scope.query_string
+        task = asyncio.current_task()
+        assert task is not None
+        self.forwarding.add(task)
+        try:
+            status = await self._proxy.forward(
+                protocol, scope.method, target, scope.headers.items(), body
+            )
+        finally:
+            self.forwarding.discard(task)
+        self._metrics.add_response(status)
+        return None
+
+    # ------------------------------------------------------------------------------ the gateway's
+
+    async def _list_deadletters(self, scope: Any, protocol: Any) -> Response:
+        parameters = parse_qs(scope.query_string, max_num_fields=10)
+        stream = parameters.get("stream", [None])[0]
+        if stream is not None:
+            known = self._streams.get(stream) or self._streams.get(stream.lower())
+            if known is None:
+                raise RequestError(
+                    404, "unknown-stream", f"there is no stream {stream[:100]!r}", hint=""
+                )
+            stream = known
+        after = _number_parameter(parameters, "after", -1, -1, 2**62)
+        limit = _number_parameter(parameters, "limit", 100, 1, LIST_MAX)
+        page = await asyncio.to_thread(self._deadletters.list, stream, after, limit)
+        return 200, JSON_HEADERS, msgspec.json.encode(page)
+
+    async def _resubmit(self, scope: Any, protocol: Any) -> Response:
+        body = await self._bodies.read(protocol, scope.headers, _ADMIN_BODY_BYTES_MAX)
+        job = self._deadletters.resubmit(body, self._loop)
+        return 200, JSON_HEADERS, msgspec.json.encode(await self._committer.run_job(job))
+
+    async def _discard(self, scope: Any, protocol: Any) -> Response:
+        body = await self._bodies.read(protocol, scope.headers, _ADMIN_BODY_BYTES_MAX)
+        job = self._deadletters.discard(body)
+        return 200, JSON_HEADERS, msgspec.json.encode(await self._committer.run_job(job))
+
+    async def _list_streams(self, scope: Any, protocol: Any) -> Response:
+        streams = await asyncio.to_thread(self._described_streams)
+        return 200, JSON_HEADERS, msgspec.json.encode({"streams": streams})
+
+    def _described_streams(self) -> list[dict[str, Any]]:
+        described = []
+        for stream in self._project.streams:
+            starts, ends = self._reader.starts(stream.name), self._reader.ends(stream.name)
+            size = sum(
+                self._reader.size_bytes(stream.name, partition, start, end)
+                for partition, (start, end) in enumerate(zip(starts, ends, strict=True))
+            )
+            described.append(
+                {
+                    "name": stream.name,
+                    "columns": [
+                        {"name": c.name, "type": str(c.type), "nullable": c.nullable}
+                        for c in stream.columns
+                    ],
+                    "event_time": stream.event_time,
+                    "partitions": stream.partitions,
+                    "starts": starts,
+                    "ends": ends,
+                    "bytes": size,
+                }
+            )
+        return described
+
+    def _own_status(self) -> dict[str, Any]:
+        totals = {
+            name: {
+                "received": c.received,
+                "appended": c.appended,
+                "retried": c.retried,
+                "dead": c.dead,
+            }
+            for name, c in self._metrics.counts.items()
+        }
+        return {
+            "state": "failed" if self._committer.failure else "up",
+            "reason": self._committer.failure,
+            "uptime_seconds": round(time.time() - self._started, 3),
+            "queue_requests": self._committer.queue_requests,
+            "queue_bytes": self._committer.queue_bytes,
+            "events": totals,
+        }
+
+    async def _status(self, scope: Any, protocol: Any) -> Response:
+        status: dict[str, Any] = {}
+        try:
+            code, body = await self._proxy.read("/v1/status", _ENGINE_ANSWER_SECONDS_MAX)
+            if code != 200:
+                raise EngineAway(f"it answers with status {code}")
+            status = msgspec.json.decode(body, type=dict[str, Any])
+        except EngineAway as error:
+            status["engine"] = {"state": "down", "reason": error.message}
+        except msgspec.DecodeError:
+            status["engine"] = {"state": "down", "reason": "its answer cannot be read"}
+        status["gateway"] = self._own_status()
+        return 200, JSON_HEADERS, msgspec.json.encode(status)
+
+    async def _show_metrics(self, scope: Any, protocol: Any) -> Response:
+        text = self._metrics.exposition()
+        try:
+            code, body = await self._proxy.read("/metrics", _ENGINE_ANSWER_SECONDS_MAX)
+            if code == 200:
+                text += body
+        except EngineAway:
+            pass  # the gateway's own figures are still true
+        return 200, [("content-type", "text/plain; version=0.0.4; charset=utf-8")], text
+
+    async def _healthz(self, scope: Any, protocol: Any) -> Response:
+        if self._committer.failure is not None:
+            raise RequestError(
+                503, "log-failed", "the log cannot be written", hint="see the gateway's log"
+            )
+        return 200, JSON_HEADERS, b'{"state":"up"}'
+
+    async def _readyz(self, scope: Any, protocol: Any) -> Response:
+        await self._healthz(scope, protocol)
+        if self.is_draining:
+            raise RequestError(503, "stopping", "the gateway is stopping", hint="")
+        code, _ = await self._proxy.read("/healthz", _ENGINE_ANSWER_SECONDS_MAX)
+        if code != 200:
+            raise EngineAway(f"it answers with status {code}")
+        return 200, JSON_HEADERS, b'{"state":"ready"}'
+
+    async def _openapi(self, scope: Any, protocol: Any) -> Response:
+        return 200, JSON_HEADERS, openapi_body()
+
+
+@lru_cache(maxsize=1_024)
+def _stream_parameter(query_string: str) -> str:
+    return parse_qs(query_string[:2_048]).get("name", [""])[0]
+
+
+def _number_parameter(
+    parameters: dict[str, list[str]], name: str, default: int, smallest: int, largest: int
+) -> int:
+    if name not in parameters:
+        return default
+    text = parameters[name][0]
+    try:
+        number = int(text) if len(text) <= 20 else largest + 1
+    except ValueError:
+        number = smallest - 1
+    if not smallest <= number <= largest:
+        raise RequestError(
+            422,
+            "bad-parameter",
+            f"{name} must be a whole number from {smallest} to {largest}",
+            hint=f"{name}={default}",
+        )
+    return number

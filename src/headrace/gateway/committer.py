@@ -1,0 +1,327 @@
+"""Group commit: everything that is queued becomes one append with one fsync.
+
+Two threads work one after the other on each group, and side by side on two groups:
+  1. decode   take what is queued, up to group_bytes_max of inflated bytes, and decode it;
+  2. append   recognise retries, build the group, append it, then answer every request of it with
+              a single call into the event loop. Only then is anything acknowledged.
+
+Jobs (dead letters, retention) run on the append thread between groups: nothing else ever touches
+the log's writer.
+
+An I/O error of the log is final: what is on the disk is not known any more, so every request is
+answered 503 from then on, until the process is started anew and the log has repaired itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from headrace.gateway.decoding import StreamDecoder, StreamRows
+from headrace.gateway.grouping import Draft, GroupBuilder, Outcome
+from headrace.gateway.metrics import Metrics
+from headrace.gateway.requests import EventsRequest
+from headrace.log.contract import LogWriter
+from headrace.model.definitions import Project
+from headrace.model.errors import HeadraceError, LogError, LogFullError, RequestError
+from headrace.model.settings import Settings
+
+__all__ = ["Committer"]
+
+logger = logging.getLogger("headrace.gateway")
+
+RETRY_AFTER_SECONDS = 1
+RETRY_AFTER_FULL_SECONDS = 10
+_JOBS_MAX = 64
+
+
+@dataclass(slots=True)
+class _Job:
+    run: Callable[[LogWriter], Any]
+    future: asyncio.Future[Any]
+
+
+
+class Committer:
+    """`submit` and `run_job` are for the event loop's thread; the rest happens on two threads."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        project: Project,
+        writer: LogWriter,
+        loop: asyncio.AbstractEventLoop,
+        metrics: Metrics,
+    ) -> None:
+        self._settings = settings.gateway
+        self._retention_seconds = settings.log.retention_check_seconds
+        self._writer = writer
+        self._loop = loop
+        self._metrics = metrics
+        self._builder = GroupBuilder(writer)
+        self.decoders = {s.name: StreamDecoder(s, settings.gateway) for s in project.streams}
+        self._incoming: queue.SimpleQueue[EventsRequest | None] = queue.SimpleQueue()
+        self._decoded: queue.Queue[list[StreamRows] | _Job | None] = queue.Queue(maxsize=1)
+        self._jobs_waiting = 0
+        self.queue_requests = 0
+        self.queue_bytes = 0
+        self.failure: str | None = None
+        self._threads = [
+            threading.Thread(target=self._decode_groups, name="headrace-decode", daemon=True),
+            threading.Thread(target=self._append_groups, name="headrace-append", daemon=True),
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Everything submitted before is committed and answered first. Then the writer is idle."""
+        self._incoming.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    # ------------------------------------------------------------------ on the event loop's thread
+
+    def submit(self, request: EventsRequest) -> None:
+        """Queue a request; its future is completed when it is durable or refused.
+
+        Raises RequestError 429 when the queue is full and 503 after an I/O error of the log.
+        """
+        if self.failure is not None:
+            raise self._unhealthy()
+        size = len(request.body)
+        if (
+            self.queue_requests >= self._settings.queue_requests_max
+            or self.queue_bytes + size > self._settings.queue_bytes_max
+        ):
+            raise RequestError(
+                429,
+                "queue-full",
+                "more requests are waiting than the gateway holds",
+                hint="send again after Retry-After; larger batches cost less each",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        self.queue_requests += 1
+        self.queue_bytes += size
+        self._incoming.put(request)
+
+    async def run_job(self, run: Callable[[LogWriter], Any]) -> Any:
+        """The result of run(writer), done between two groups. Raises what it raises."""
+        if self.failure is not None:
+            raise self._unhealthy()
+        if self._jobs_waiting >= _JOBS_MAX:
+            raise RequestError(
+                429,
+                "queue-full",
+                "too many administrative requests at once",
+                hint="send again after Retry-After",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._jobs_waiting += 1
+        try:
+            await asyncio.to_thread(self._decoded.put, _Job(run, future))
+            return await future
+        finally:
+            self._jobs_waiting -= 1
+
+    def _deliver(self, outcomes: Iterable[Outcome]) -> None:
+        for request, outcome in outcomes:
+            self.queue_requests -= 1
+            self.queue_bytes -= len(request.body)
+            future = request.future
+            if future.done():
+                continue  # the client has gone; its retry is recognised
+            if isinstance(outcome, RequestError):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+    def _unhealthy(self) -> RequestError:
+        return RequestError(
+            503,
+            "log-failed",
+            f"the log cannot be written: {self.failure}",
+            hint="see the gateway's log; check the disk, then start the gateway again",
+            retry_after_seconds=RETRY_AFTER_FULL_SECONDS,
+        )
+
+    # ------------------------------------------------------------------------ on the decode thread
+
+    def _decode_groups(self) -> None:
+        waiting: EventsRequest | None = self._incoming.get()
+        while waiting is not None:
+            by_stream: dict[str, list[tuple[EventsRequest, bytes]]] = {}
+            refused: list[Outcome] = []
+            group_bytes = 0
+            request: EventsRequest | None = waiting
+            waiting = None
+            is_stopping = False
+            while request is not None:
+                try:
+                    body = request.body
+                    if request.encoding != "identity":
+                        body = self.decoders[request.stream].inflated(request)
+                    by_stream.setdefault(request.stream, []).append((request, body))
+                    group_bytes += len(body)
+                except Exception as error:
+                    refused.append((request, self._as_refusal(error)))
+                if group_bytes >= self._settings.group_bytes_max:
+                    break
+                try:
+                    request = self._incoming.get_nowait()
+                    is_stopping = request is None
+                except queue.Empty:
+                    break
+            rows = [self._decode_stream(name, them, refused) for name, them in by_stream.items()]
+            if refused:
+                self._loop.call_soon_threadsafe(self._deliver, refused)
+            self._decoded.put([r for r in rows if r is not None])
+            if not is_stopping:
+                waiting = self._incoming.get()
+        self._decoded.put(None)
+
+    def _decode_stream(
+        self,
+        name: str,
+        requests: list[tuple[EventsRequest, bytes]],
+        refused: list[Outcome],
+    ) -> StreamRows | None:
+        try:
+            return self.decoders[name].decode(requests)
+        except Exception as error:
+            refusal = self._as_refusal(error)
+            refused.extend((request, refusal) for request, _ in requests)
+            return None
+
+    def _as_refusal(self, error: Exception) -> RequestError:
+        """A refusal as it is; anything else is a fault of ours, logged whole and told briefly."""
+        if isinstance(error, RequestError):
+            return error
+        logger.error("a request could not be handled", exc_info=error)
+        return RequestError(
+            500, "internal", "the gateway failed on this request", hint="see the gateway's log"
+        )
+
+    # ------------------------------------------------------------------------ on the append thread
+
+    def _append_groups(self) -> None:
+        next_retention = time.monotonic() + self._retention_seconds
+        while True:
+            try:
+                work = self._decoded.get(timeout=max(0.0, next_retention - time.monotonic()))
+            except queue.Empty:
+                next_retention = time.monotonic() + self._retention_seconds
+                self._retain()
+                continue
+            if work is None:
+                return
+            if isinstance(work, _Job):
+                self._run_job(work)
+            elif work:
+                self._commit(work)
+            if time.monotonic() >= next_retention:
+                next_retention = time.monotonic() + self._retention_seconds
+                self._retain()
+
+    def _commit(self, all_rows: list[StreamRows]) -> None:
+        try:
+            outcomes = self._append(all_rows)
+        except Exception as error:
+            refusal = self._as_refusal(error)
+            outcomes = [(e.request, refusal) for rows in all_rows for e in rows.entries]
+            outcomes += [pair for rows in all_rows for pair in rows.refused]
+        self._loop.call_soon_threadsafe(self._deliver, outcomes)
+        for rows in all_rows:
+            if rows.sampled_unknown_fields is not None:
+                self._metrics.add_sample(rows.sampled_unknown_fields)
+
+    def _append(self, all_rows: list[StreamRows]) -> list[Outcome]:
+        draft = self._builder.build(all_rows)
+        refusal = self._append_draft(draft)
+        if refusal is None:
+            return draft.fresh + draft.settled
+        entries = [(rows, entry) for rows in all_rows for entry in rows.entries]
+        if len(entries) == 1 or self.failure is not None:
+            fresh: list[Outcome] = [(request, refusal) for request, _ in draft.fresh]
+            return fresh + draft.settled
+        # One request's stream is full, or one producer has too many gaps: the others shall not
+        # suffer, so each is stored by itself.
+        outcomes: list[Outcome] = [pair for rows in all_rows for pair in rows.refused]
+        for rows, entry in entries:
+            outcomes += self._append([rows.slice(entry)])
+        return outcomes
+
+    def _append_draft(self, draft: Draft) -> RequestError | None:
+        """None if the draft is durable (or empty), else the refusal for its fresh outcomes."""
+        if self.failure is not None:
+            return self._unhealthy()
+        if draft.group.batches or draft.group.receipts or draft.group.dead:
+            started = time.perf_counter()
+            try:
+                self._writer.append(draft.group)
+            except LogFullError as error:
+                return RequestError(
+                    503,
+                    "log-full",
+                    error.message,
+                    hint=error.hint or "wait for the views to catch up, or raise the limit",
+                    retry_after_seconds=RETRY_AFTER_FULL_SECONDS,
+                )
+            except LogError as error:
+                if isinstance(error.__cause__, OSError):
+                    return self._fail(error)
+                return RequestError(422, error.code, error.message, hint=error.hint)
+            except Exception as error:
+                return self._fail(error)
+            self._metrics.observe_group(draft.group, time.perf_counter() - started)
+            self._metrics.add_counts(draft.counts)
+        self._metrics.add_counts(draft.settled_counts)
+        return None
+
+    def _fail(self, error: Exception) -> RequestError:
+        self.failure = str(error) or type(error).__name__
+        logger.critical("the log failed; nothing is accepted any more", exc_info=error)
+        return self._unhealthy()
+
+    def _run_job(self, job: _Job) -> None:
+        result: Any = None
+        failure: Exception | None = None
+        try:
+            if self.failure is not None:
+                raise self._unhealthy()
+            result = job.run(self._writer)
+        except Exception as error:
+            if isinstance(error, OSError):
+                failure = self._fail(error)
+            else:
+                failure = error if isinstance(error, HeadraceError) else self._as_refusal(error)
+        self._loop.call_soon_threadsafe(_complete, job.future, result, failure)
+
+    def _retain(self) -> None:
+        if self.failure is not None:
+            return
+        try:
+            freed = self._writer.retain(time.time_ns() // 1000)
+        except (OSError, LogError) as error:
+            logger.error("retention failed and is tried again", exc_info=error)
+            return
+        for stream, size in freed.items():
+            if size:
+                logger.info("retention freed %d bytes of stream %s", size, stream)
+
+
+def _complete(future: asyncio.Future[Any], result: Any, failure: Exception | None) -> None:
+    if future.done():
+        return
+    if failure is not None:
+        future.set_exception(failure)
+    else:
+        future.set_result(result)

@@ -1,0 +1,54 @@
+"""Refusals as RFC 9457 problem documents. Every code the gateway answers with is made here or
+carried by a RequestError, and is documented in docs/reference/errors.md."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headrace.model.errors import RequestError
+
+__all__ = ["Response", "problem_body", "problem_response"]
+
+# status, headers, body: what a handler hands back to the server
+Response = tuple[int, list[tuple[str, str]], bytes]
+
+PROBLEM_TYPE = "https://headrace.dev/errors/"
+_TITLES = {
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    408: "Request Timeout",
+    411: "Length Required",
+    413: "Content Too Large",
+    415: "Unsupported Media Type",
+    421: "Misdirected Request",
+    422: "Unprocessable Content",
+    429: "Too Many Requests",
+    500: "Internal Server Error",
+    502: "Bad Gateway",
+    503: "Service Unavailable",
+}
+
+
+def problem_body(status: int, code: str, detail: str, hint: str = "") -> bytes:
+    document = {
+        "type": PROBLEM_TYPE + code,
+        "title": _TITLES.get(status, "Error"),
+        "status": status,
+        "detail": detail,
+        "code": code,
+        "hint": hint,
+    }
+    return msgspec.json.encode(document)
+
+
+def problem_response(error: RequestError) -> Response:
+    """The whole answer for a refused request, with Retry-After and WWW-Authenticate where they belong."""
+    headers = [("content-type", "application/problem+json")]
+    if error.retry_after_seconds is not None:
+        headers.append(("retry-after", str(error.retry_after_seconds)))
+    if error.status == 401:
+        headers.append(("www-authenticate", 'Bearer realm="headrace"'))
+    return error.status, headers, problem_body(error.status, error.code, error.message, error.hint)

@@ -1,0 +1,169 @@
+"""The gateway process: open the log, listen, serve until asked to stop, leave everything durable."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from granian.constants import HTTPModes, Interfaces
+from granian.http import HTTP1Settings
+from granian.server.embed import Server
+
+from headrace.gateway.access import Access
+from headrace.gateway.app import GatewayApp
+from headrace.gateway.committer import Committer
+from headrace.gateway.deadletters import finish_resubmissions
+from headrace.gateway.metrics import Metrics
+from headrace.gateway.proxy import EngineProxy
+from headrace.log.contract import LogReader, LogWriter
+from headrace.log.embedded import open_reader, open_writer
+from headrace.model.definitions import Project
+from headrace.model.errors import SettingsError
+from headrace.model.settings import Settings
+
+__all__ = ["run_gateway"]
+
+logger = logging.getLogger("headrace.gateway")
+
+DRAIN_SECONDS_MAX = 10.0
+SWITCH_INTERVAL_SECONDS = 0.0005
+
+
+class CoalescingLoop(asyncio.SelectorEventLoop):
+    """Wakes itself once for many calls from other threads.
+
+    asyncio writes a byte to its own socket for each call_soon_threadsafe, and the server makes
+    several per request. While a byte is unread, or its reading is still queued, another is of no
+    use: the loop will look at its queue before it sleeps. The flag is cleared after the bytes are
+    read, so it is never set without one of the two being true.
+    """
+
+    _is_woken = False
+
+    def _write_to_self(self) -> None:
+        if not self._is_woken:
+            self._is_woken = True
+            super()._write_to_self()  # type: ignore[misc]
+
+    def _read_from_self(self) -> None:
+        super()._read_from_self()  # type: ignore[misc]
+        self._is_woken = False
+
+
+def run_gateway(settings: Settings, project: Project) -> int:
+    """Serve until SIGTERM or SIGINT; 0 after a clean end, with everything acknowledged durable.
+
+    Raises SettingsError (port taken, host beyond loopback without tokens) and LogError (log held
+    by another process, log damaged) before anything is served.
+    """
+    # pyarrow imports pandas when it first sees a list, which costs a second and 50 MiB for nothing
+    sys.modules.setdefault("pandas", None)  # type: ignore[arg-type]
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    access = Access(settings)
+    port = _usable_port(settings.gateway.host, settings.gateway.port)
+    settings.run_directory.mkdir(parents=True, exist_ok=True)
+    writer = open_writer(settings.log_directory, project.streams, settings.log, settings.gateway)
+    try:
+        reader = open_reader(settings.log_directory, project.streams)
+        try:
+            with asyncio.Runner(loop_factory=CoalescingLoop) as runner:
+                runner.run(_serve(settings, project, port, access, writer, reader))
+        finally:
+            reader.close()
+    finally:
+        writer.close()
+    return 0
+
+
+def _usable_port(host: str, port: int) -> int:
+    """The port itself, or a free one for 0. The server would share a port with whoever else
+    listens there; two gateways must not."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), port))
+            return int(probe.getsockname()[1])
+        except OSError as error:
+            raise SettingsError(
+                f"{host}:{port} cannot be listened on: {error.strerror}",
+                hint="another program has the port; stop it or set gateway.port",
+            ) from None
+
+
+async def _serve(
+    settings: Settings,
+    project: Project,
+    port: int,
+    access: Access,
+    writer: LogWriter,
+    reader: LogReader,
+) -> None:
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    metrics = Metrics()
+    committer = Committer(settings, project, writer, loop, metrics)
+    metrics.queue = lambda: (committer.queue_requests, committer.queue_bytes)
+    metrics.is_healthy = lambda: committer.failure is None
+    finish_resubmissions(settings, writer, reader, committer.decoders)
+    proxy = EngineProxy(settings)
+    app = GatewayApp(settings, project, access, committer, reader, proxy, metrics)
+    server = Server(
+        app,
+        address=settings.gateway.host,
+        port=port,
+        interface=Interfaces.RSGI,
+        http=HTTPModes.http1,
+        websockets=False,
+        backlog=1_024,
+        backpressure=settings.gateway.connections_max,
+        http1_settings=HTTP1Settings(
+            header_read_timeout=settings.gateway.request_seconds_max * 1_000
+        ),
+        log_enabled=False,
+    )
+    address_file = settings.run_directory / "gateway.json"
+    server.on_startup(lambda: _announce(settings.gateway.host, port, address_file))
+    committer.start()
+    sweeping = loop.create_task(app.sweep())
+    serving = loop.create_task(server.serve())
+    waiting = loop.create_task(stopping.wait())
+    await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
+    app.is_draining = True
+    try:
+        await _drain(app, committer)
+        server.stop()
+        await serving
+    finally:
+        waiting.cancel()
+        sweeping.cancel()
+        await asyncio.to_thread(committer.close)
+        await proxy.close()
+        address_file.unlink(missing_ok=True)
+        logger.info("stopped; everything acknowledged is durable")
+
+
+def _announce(host: str, port: int, file: Path) -> None:
+    content = {"pid": os.getpid(), "host": host, "port": port}
+    temporary = file.with_name(f".{file.name}")
+    temporary.write_text(json.dumps(content))
+    temporary.replace(file)
+    logger.info("listening at http://%s:%d", host, port)
+
+
+async def _drain(app: GatewayApp, committer: Committer) -> None:
+    """Let what was begun be answered; open subscriptions are ended."""
+    for task in list(app.forwarding):
+        task.cancel()
+    deadline = time.monotonic() + DRAIN_SECONDS_MAX
+    while time.monotonic() < deadline and (committer.queue_requests or app.is_reading):
+        await asyncio.sleep(0.01)

@@ -1,0 +1,121 @@
+"""One POST of events between the HTTP handler and the committer: what it asks, how its retry is
+recognised, and what it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import msgspec
+
+from headrace.gateway.bodies import BodyKind
+from headrace.gateway.problems import Response
+from headrace.model.errors import RequestError
+
+__all__ = ["EventsRequest", "ProducerKey", "RetryKey", "answer_body", "read_retry_key"]
+
+IDEMPOTENCY_KEY_CHARACTERS_MAX = 255
+PRODUCER_CHARACTERS_MAX = 128
+SEQUENCE_MAX = 2**62
+ERRORS_LISTED_MAX = 100
+JSON_HEADERS = [("content-type", "application/json")]
+RETRIED_HEADERS = [*JSON_HEADERS, ("headrace-retried", "true")]
+
+
+class Headers(Protocol):
+    """What is used of the server's header object; names are lower case."""
+
+    def get(self, key: str, default: str | None = None) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerKey:
+    """A producer's request: its events are numbered `first`, `first` + 1, …"""
+
+    producer: str
+    epoch: int
+    first: int
+
+
+RetryKey = str | ProducerKey | None  # an idempotency key, a place on a number line, or neither
+
+
+@dataclass(slots=True, eq=False)
+class EventsRequest:
+    """`future` is completed on the event loop with the response, or with a RequestError."""
+
+    stream: str
+    body: bytes
+    kind: BodyKind
+    encoding: str
+    retry_key: RetryKey
+    received_at_microseconds: int
+    future: asyncio.Future[Response]
+    time_hint: str | None = None  # the ce-time header of a binary CloudEvent
+
+    def digest(self, inflated: bytes) -> bytes:
+        """Of the body as the client meant it: the same however it was compressed."""
+        return hashlib.blake2b(inflated, digest_size=16).digest()
+
+
+def read_retry_key(headers: Headers) -> RetryKey:
+    """Raises RequestError 422 for keys that are too long, contradictory or not numbers."""
+    idempotency_key = headers.get("idempotency-key")
+    producer = headers.get("headrace-producer")
+    if producer is None:
+        if idempotency_key is None:
+            return None
+        if not 1 <= len(idempotency_key) <= IDEMPOTENCY_KEY_CHARACTERS_MAX:
+            raise _bad_key(
+                f"Idempotency-Key must have 1 to {IDEMPOTENCY_KEY_CHARACTERS_MAX} characters"
+            )
+        return idempotency_key
+    if idempotency_key is not None:
+        raise _bad_key("Idempotency-Key and Headrace-Producer exclude each other")
+    if not 1 <= len(producer) <= PRODUCER_CHARACTERS_MAX:
+        raise _bad_key(f"Headrace-Producer must have 1 to {PRODUCER_CHARACTERS_MAX} characters")
+    sequence = headers.get("headrace-sequence")
+    if sequence is None:
+        raise _bad_key("Headrace-Producer needs Headrace-Sequence, the number of the first event")
+    return ProducerKey(
+        producer,
+        _whole_number("Headrace-Epoch", headers.get("headrace-epoch") or "0"),
+        _whole_number("Headrace-Sequence", sequence),
+    )
+
+
+def _bad_key(message: str) -> RequestError:
+    return RequestError(422, "bad-retry-key", message, hint="see docs/reference/events.md")
+
+
+def _whole_number(header: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) < SEQUENCE_MAX):
+        raise _bad_key(f"{header} must be a whole number from 0 to {SEQUENCE_MAX - 1}")
+    return int(text)
+
+
+@lru_cache(maxsize=1024)
+def _plain_answer(accepted: int) -> bytes:
+    return b'{"accepted":%d,"quarantined":0,"errors":[],"errors_truncated":false}' % accepted
+
+
+def answer_body(accepted: int, rejected: list[tuple[int, str]], retried: int = 0) -> bytes:
+    """`retried` counts events whose sequence numbers were stored before: it is only named when
+    part of the request was new, and accepted + quarantined + retried is the number of records."""
+    if not rejected and not retried:
+        return _plain_answer(accepted)
+    answer: dict[str, object] = {
+        "accepted": accepted,
+        "quarantined": len(rejected),
+        "errors": [
+            {"position": position, "reason": reason}
+            for position, reason in rejected[:ERRORS_LISTED_MAX]
+        ],
+        "errors_truncated": len(rejected) > ERRORS_LISTED_MAX,
+    }
+    if retried:
+        answer["retried"] = retried
+    return msgspec.json.encode(answer)

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from headrace.compile.dialect import parse_expression
 from headrace.compile.duckdb_combine import store_type
-from headrace.compile.duckdb_finals import Columns, TranslationError, translate
+from headrace.compile.duckdb_finals import translate
+from headrace.compile.duckdb_values import TranslationError
 from headrace.compile.spark_types import BIGINT, BOOLEAN, VOID
 from headrace.model.definitions import Stream
 from headrace.model.errors import DefinitionError
@@ -82,7 +83,9 @@ def _check_mergeable(plan: ViewPlan, partial: Partial, of_type: DataType) -> Non
         )
 
 
-def _final_sql(plan: ViewPlan, name: str, text: str, wanted: DataType, columns: Columns) -> str:
+def _final_sql(
+    plan: ViewPlan, name: str, text: str, wanted: DataType, columns: Mapping[str, DataType]
+) -> str:
     try:
         final = translate(parse_expression(text), columns)
     except TranslationError as error:

@@ -39,7 +39,7 @@ STORE_TYPES = {
     "STRING": "VARCHAR",
     "BINARY": "BLOB",
     "DATE": "DATE",
-    "TIMESTAMP": "TIMESTAMP",
+    "TIMESTAMP": "TIMESTAMPTZ",
 }
 
 

@@ -34,12 +34,17 @@ def check_final(
                 f"above aggregates use {_LISTED}; or apply {name}() when querying",
             )
             return
+        listed = FUNCTIONS[name]
+        given = len(node.expressions)
+        if given < listed.arguments_min or given > (listed.arguments_max or given):
+            on_fault(node, f"{name}() with {given} arguments", f"see Spark SQL's {name}()")
+            return
     elif isinstance(node, _CONTAINERS) and not isinstance(node, exp.If):
         return
     elif isinstance(node, exp.TryCast) and node.args.get("safe"):
         on_fault(node, "TRY_CAST cannot stand above an aggregate", "use CAST")
         return
-    elif type(node) not in OPERATORS:
+    elif type(node) not in OPERATORS and not isinstance(node, exp.Column):
         on_fault(
             node,
             f"{canonical(node)} cannot stand above an aggregate or beside the window",

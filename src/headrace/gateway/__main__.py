@@ -14,9 +14,7 @@ from headrace.model.settings import load_settings
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python -m headrace.gateway DIRECTORY")
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     try:
         directory = Path(sys.argv[1])
         sys.exit(run_gateway(load_settings(directory), load_project(directory)))

@@ -5,8 +5,8 @@ Two threads work one after the other on each group, and side by side on two grou
   2. append   recognise retries, build the group, append it, then answer every request of it with
               a single call into the event loop. Only then is anything acknowledged.
 
-Jobs (dead letters, retention) run on the append thread between groups: nothing else ever touches
-the log's writer.
+Jobs (on dead letters) run on the append thread between groups. Retention has a thread of its own:
+archiving takes its time, and the writer lets it run beside appends.
 
 An I/O error of the log is final: what is on the disk is not known any more, so every request is
 answered 503 from then on, until the process is started anew and the log has repaired itself.
@@ -47,9 +47,8 @@ class _Job:
     future: asyncio.Future[Any]
 
 
-
 class Committer:
-    """`submit` and `run_job` are for the event loop's thread; the rest happens on two threads."""
+    """`submit` and `run_job` are for the event loop's thread; the rest has threads of its own."""
 
     def __init__(
         self,
@@ -72,9 +71,11 @@ class Committer:
         self.queue_requests = 0
         self.queue_bytes = 0
         self.failure: str | None = None
+        self._closing = threading.Event()
         self._threads = [
             threading.Thread(target=self._decode_groups, name="headrace-decode", daemon=True),
             threading.Thread(target=self._append_groups, name="headrace-append", daemon=True),
+            threading.Thread(target=self._retain_regularly, name="headrace-retain", daemon=True),
         ]
 
     def start(self) -> None:
@@ -83,6 +84,7 @@ class Committer:
 
     def close(self) -> None:
         """Everything submitted before is committed and answered first. Then the writer is idle."""
+        self._closing.set()
         self._incoming.put(None)
         for thread in self._threads:
             thread.join()
@@ -213,23 +215,11 @@ class Committer:
     # ------------------------------------------------------------------------ on the append thread
 
     def _append_groups(self) -> None:
-        next_retention = time.monotonic() + self._retention_seconds
-        while True:
-            try:
-                work = self._decoded.get(timeout=max(0.0, next_retention - time.monotonic()))
-            except queue.Empty:
-                next_retention = time.monotonic() + self._retention_seconds
-                self._retain()
-                continue
-            if work is None:
-                return
+        while (work := self._decoded.get()) is not None:
             if isinstance(work, _Job):
                 self._run_job(work)
             elif work:
                 self._commit(work)
-            if time.monotonic() >= next_retention:
-                next_retention = time.monotonic() + self._retention_seconds
-                self._retain()
 
     def _commit(self, all_rows: list[StreamRows]) -> None:
         try:
@@ -305,17 +295,20 @@ class Committer:
                 failure = error if isinstance(error, HeadraceError) else self._as_refusal(error)
         self._loop.call_soon_threadsafe(_complete, job.future, result, failure)
 
-    def _retain(self) -> None:
-        if self.failure is not None:
-            return
-        try:
-            freed = self._writer.retain(time.time_ns() // 1000)
-        except (OSError, LogError) as error:
-            logger.error("retention failed and is tried again", exc_info=error)
-            return
-        for stream, size in freed.items():
-            if size:
-                logger.info("retention freed %d bytes of stream %s", size, stream)
+    # --------------------------------------------------------------------- on the retention thread
+
+    def _retain_regularly(self) -> None:
+        while not self._closing.wait(self._retention_seconds):
+            if self.failure is not None:
+                return
+            try:
+                freed = self._writer.retain(time.time_ns() // 1000)
+            except (OSError, LogError) as error:
+                logger.error("retention failed and is tried again", exc_info=error)
+                continue
+            for stream, size in freed.items():
+                if size:
+                    logger.info("retention freed %d bytes of stream %s", size, stream)
 
 
 def _complete(future: asyncio.Future[Any], result: Any, failure: Exception | None) -> None:

@@ -142,7 +142,7 @@ def _checked(array: pa.Array, data_type: DataType) -> pa.Array | None:
     if data_type.name == "TIMESTAMP" and len(array):
         numbers = pc.min_max(array.view(pa.int64())).as_py()
         if numbers["min"] is not None and not (
-            TIMESTAMP_MINIMUM <= numbers["min"] and numbers["max"] <= TIMESTAMP_MAXIMUM
+            numbers["min"] >= TIMESTAMP_MINIMUM and numbers["max"] <= TIMESTAMP_MAXIMUM
         ):
             return None
     return array

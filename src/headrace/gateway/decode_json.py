@@ -51,9 +51,7 @@ class JsonDecoder:
     """Decodes records of one stream. One thread at a time."""
 
     def __init__(self, stream: Stream, *, line_bytes_max: int, nesting_max: int) -> None:
-        self.records = RecordDecoder(
-            stream, line_bytes_max=line_bytes_max, nesting_max=nesting_max
-        )
+        self.records = RecordDecoder(stream, line_bytes_max=line_bytes_max, nesting_max=nesting_max)
         self._line_bytes_max = line_bytes_max
         self._nesting_max = nesting_max
         self._columns = stream.columns
@@ -61,9 +59,7 @@ class JsonDecoder:
             [pa.field(c.name, c.type.arrow, nullable=c.nullable) for c in stream.columns]
         )
         self._parse_options = pj.ParseOptions(
-            explicit_schema=pa.schema(
-                [pa.field(c.name, _carrier(c.type)) for c in stream.columns]
-            ),
+            explicit_schema=pa.schema([pa.field(c.name, _carrier(c.type)) for c in stream.columns]),
             unexpected_field_behavior="ignore",
         )
 
@@ -202,7 +198,7 @@ def _from_carrier(array: pa.Array, data_type: DataType) -> pa.Array | None:
         numbers = pc.min_max(array.view(pa.int64())).as_py()
         if numbers["min"] is None:
             return array
-        inside = TIMESTAMP_MINIMUM <= numbers["min"] and numbers["max"] <= TIMESTAMP_MAXIMUM
+        inside = numbers["min"] >= TIMESTAMP_MINIMUM and numbers["max"] <= TIMESTAMP_MAXIMUM
         return array if inside else None
     if name in ("FLOAT", "DOUBLE"):
         finite = pc.all(pc.is_finite(array)).as_py()

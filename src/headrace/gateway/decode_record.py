@@ -9,11 +9,13 @@ reason given.
 | BOOLEAN            | true, false                                                              |
 | TINYINT … BIGINT   | a number without fraction or exponent, within the type's range           |
 | FLOAT, DOUBLE      | a number within range; "NaN", "Infinity", "-Infinity" as strings         |
-| DECIMAL(p,s)       | a number or a string holding one, exact: never through a float, never rounded |
+| DECIMAL(p,s)       | a number or a string holding one: never through a float, never rounded   |
 | STRING             | a string of valid Unicode                                                |
 | BINARY             | a string in base64 (RFC 4648, padded)                                    |
 | DATE               | a string YYYY-MM-DD                                                      |
-| TIMESTAMP          | a string in RFC 3339; without offset it is UTC; the time, the seconds and the minutes may be left out; digits beyond microseconds are cut off; never an epoch number |
+| TIMESTAMP          | a string in RFC 3339, never an epoch number; without offset it is UTC;   |
+|                    | time, minutes or seconds may be left out; the 7th to 9th digit of the    |
+|                    | second is cut off                                                        |
 | ARRAY<T>           | an array of what T accepts, or null                                      |
 | STRUCT<…>          | an object; fields as for columns; unknown ones are ignored               |
 
@@ -295,8 +297,8 @@ def _timestamp(value: Any) -> int:
     return microseconds
 
 
-TIMESTAMP_MINIMUM = (datetime.min - _EPOCH) // _MICROSECOND
-TIMESTAMP_MAXIMUM = (datetime.max - _EPOCH) // _MICROSECOND
+TIMESTAMP_MINIMUM = (datetime(1, 1, 1) - _EPOCH) // _MICROSECOND  # noqa: DTZ001
+TIMESTAMP_MAXIMUM = TIMESTAMP_MINIMUM + 3_652_059 * 86_400_000_000 - 1  # the end of 9999
 
 
 def _array(element: DataType) -> Callable[[Any], list[Any]]:

@@ -184,9 +184,7 @@ class StreamDecoder:
         rows.entries.append(Entry(request, count, start, start + accepted, digest, rejected))
         return accepted
 
-    def _frame(
-        self, request: EventsRequest, inflated: bytes
-    ) -> tuple[list[bytes], dict[int, str]]:
+    def _frame(self, request: EventsRequest, inflated: bytes) -> tuple[list[bytes], dict[int, str]]:
         records_max = self._settings.request_records_max
         event_time = self.stream.event_time
         if request.kind in (BodyKind.CLOUDEVENT, BodyKind.CLOUDEVENTS):

@@ -138,9 +138,7 @@ class GroupBuilder:
         retried = 0
         if isinstance(request.retry_key, ProducerKey) and entry.count:
             line = request.retry_key
-            wanted = ProducerRange(
-                stream.name, line.producer, line.epoch, line.first, entry.count
-            )
+            wanted = ProducerRange(stream.name, line.producer, line.epoch, line.first, entry.count)
             present = self._present(wanted, making)
             if present.any():
                 retried = int(present.sum())
@@ -170,7 +168,7 @@ class GroupBuilder:
     def _settle_repeat(
         self, stream: Stream, entry: Entry, first: Receipt, in_group: bool, making: _Making
     ) -> None:
-        """A retry within the group is as durable as the group; one of an earlier group already is."""
+        """A retry within the group is as durable as the group; one from before it is already."""
         if first.digest != entry.digest:
             refusal = RequestError(
                 422,
@@ -216,7 +214,9 @@ class GroupBuilder:
             np.array([r.received_at_microseconds for r in requests], dtype=np.int64), kept_counts
         )
         batch = self._with_received(stream, batch, received)
-        for partition, part in _split(batch, self._partitions(stream, requests, kept_counts, batch)):
+        for partition, part in _split(
+            batch, self._partitions(stream, requests, kept_counts, batch)
+        ):
             making.batches.append(PartitionBatch(stream.name, partition, part))
 
     def _with_received(

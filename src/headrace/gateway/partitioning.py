@@ -97,7 +97,8 @@ def _single_words(column: pa.Array) -> Words:
     elif pa.types.is_timestamp(kind):
         column = column.view(pa.int64())
     whole = pc.fill_null(column.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
-    return whole.astype(np.int64).view(np.uint64)
+    words: Words = whole.astype(np.int64).view(np.uint64)
+    return words
 
 
 def _hash_bytes(column: pa.Array) -> Words:

@@ -45,7 +45,7 @@ def problem_body(status: int, code: str, detail: str, hint: str = "") -> bytes:
 
 
 def problem_response(error: RequestError) -> Response:
-    """The whole answer for a refused request, with Retry-After and WWW-Authenticate where they belong."""
+    """The whole answer for a refused request, with the headers its status asks for."""
     headers = [("content-type", "application/problem+json")]
     if error.retry_after_seconds is not None:
         headers.append(("retry-after", str(error.retry_after_seconds)))

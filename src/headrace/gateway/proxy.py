@@ -23,8 +23,16 @@ CONNECT_SECONDS_MAX = 2.0
 ANSWER_SECONDS_MAX = 120.0  # longer than any query may take; heartbeats come every 15 s
 ENGINE_CONNECTIONS_MAX = 400
 _HOP_BY_HOP = frozenset(
-    "connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding "
-    "upgrade".split()
+    (
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    )
 )
 _NOT_FORWARDED = _HOP_BY_HOP | {"host", "authorization", "content-length", "headrace-internal"}
 _NOT_RETURNED = _HOP_BY_HOP | {"server", "date"}

@@ -1,0 +1,198 @@
+"""A real store behind a real server; only the engine is played, tick by tick, by the test."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+
+from headrace.model.errors import QueryError
+from headrace.model.plan import BoundColumn, BoundView, Expression, Partial, ViewPlan
+from headrace.model.settings import Settings, StoreSettings
+from headrace.model.types import parse_type
+from headrace.serve.control import EngineStatus, StreamReport, TickDurations, ViewReport
+from headrace.serve.server import Server, start_server
+from headrace.store.contract import Counts, Store, StoreDeadLetter, TickWrite, ViewWrite
+from headrace.store.duck import open_store
+
+STRING, MONEY, BIGINT = (parse_type(t) for t in ("STRING", "DECIMAL(28, 2)", "BIGINT"))
+PARTIALS = pa.schema(
+    [("user_id", pa.string()), ("_rows", pa.int64()), ("total", pa.decimal128(28, 2))]
+)
+
+
+def bound_view(name: str) -> BoundView:
+    plan = ViewPlan(
+        view=name,
+        stream="payments",
+        where=None,
+        keys=(Expression("user_id", "user_id"),),
+        window=None,
+        partials=(Partial("total", "sum", "amount", 'sum("total")'),),
+        distincts=(),
+        finals=(
+            Expression("user_id", "user_id"),
+            Expression("total", "total"),
+            Expression("payments", "_rows"),
+        ),
+        having=None,
+        is_global=False,
+        fingerprint="1",
+        sql="SELECT user_id, sum(amount) AS total, count(*) AS payments FROM payments GROUP BY 1",
+    )
+    return BoundView(
+        plan,
+        keys=(BoundColumn("user_id", STRING),),
+        partials=(BoundColumn("total", MONEY),),
+        distincts=(),
+        finals=(
+            (BoundColumn("user_id", STRING), '"user_id"'),
+            (BoundColumn("total", MONEY), '"total"'),
+            (BoundColumn("payments", BIGINT), '"_rows"'),
+        ),
+        having=None,
+    )
+
+
+@dataclass
+class PlayedEngine:
+    """What a Control says, as the test wants it."""
+
+    pending_events: int = 0
+    watermarks: dict[str, int] = field(default_factory=dict)
+    rebuilds: list[str] = field(default_factory=list)
+    views: tuple[str, ...] = ()
+
+    def status(self) -> EngineStatus:
+        return EngineStatus(
+            state="live",
+            generation=1,
+            tick=7,
+            committed_at_microseconds=1_000_000,
+            durations=TickDurations(7, 1.0, 2.0, 3.0, 4.0),
+            streams={"payments": StreamReport("live", "", {0: 5}, 2)},
+            views={
+                name: ViewReport("payments", "live", "", {0: 3}, 2, None, Counts(read=3, applied=3))
+                for name in self.views
+            },
+        )
+
+    def pending(self, view: str) -> int:
+        return self.pending_events
+
+    def watermark(self, view: str) -> int | None:
+        return self.watermarks.get(view)
+
+    def rebuild(self, view: str) -> None:
+        if view not in self.views:
+            raise QueryError(f"there is no view {view!r}")
+        self.rebuilds.append(view)
+
+    def metrics(self) -> Mapping[str, float]:
+        return {"events_total": 12.0}
+
+
+@dataclass
+class Shop:
+    settings: Settings
+    store: Store
+    control: PlayedEngine
+    server: Server
+    http: httpx.Client
+    generation: int
+    offset: int = 0
+
+    def tick(self, **payments: Sequence[tuple[str | None, str]]) -> int:
+        """Commit one tick with (user, amount) per view and publish it; returns its number."""
+        tick = self.store.last_tick() + 1
+        watched = self.server.watched()
+        self.offset += 1
+        writes = []
+        for view, paid in payments.items():
+            rows = [{"user_id": u, "_rows": 1, "total": Decimal(a)} for u, a in paid]
+            count = len(rows)
+            writes.append(
+                ViewWrite(
+                    view,
+                    pa.Table.from_pylist(rows, PARTIALS) if rows else None,
+                    {},
+                    {0: self.offset},
+                    Counts(read=count, applied=count),
+                    None,
+                )
+            )
+        write = TickWrite(tick, self.generation, time.time_ns() // 1_000, tuple(writes))
+        changes = self.store.commit(write, watched)
+        self.server.publish(changes)
+        return tick
+
+    def add_dead_letter(self, view: str) -> None:
+        letter = StoreDeadLetter(view, "payments", 0, 17, "division by zero", '{"amount":0}')
+        write = ViewWrite(view, None, {}, {0: 18}, Counts(read=1, dead=1), None, (letter,))
+        tick = self.store.last_tick() + 1
+        self.store.commit(TickWrite(tick, self.generation, 0, (write,)))
+
+    def client(self) -> httpx.Client:
+        address = json.loads((self.settings.run_directory / "engine.json").read_text())
+        return httpx.Client(
+            base_url=f"http://127.0.0.1:{address['port']}",
+            headers={"Headrace-Internal": address["secret"]},
+            timeout=20,
+        )
+
+    def restart_server(self) -> None:
+        self.server.stop()
+        self.server = start_server(self.store, self.control, self.settings)
+        self.http.close()
+        self.http = self.client()
+
+
+@pytest.fixture
+def make_shop(tmp_path: Path) -> Iterator[Callable[..., Shop]]:
+    made: list[Shop] = []
+
+    def make(views: Sequence[str] = ("income",), **store: int) -> Shop:
+        directory = tmp_path / f"shop{len(made)}"
+        settings = Settings(directory, store=StoreSettings(**store))
+        settings.store_file.parent.mkdir(parents=True)
+        opened = open_store(settings.store_file, settings.store)
+        generation = opened.claim()
+        for view in views:
+            opened.create_view(bound_view(view), {0: 0})
+        control = PlayedEngine(views=tuple(views))
+        server = start_server(opened, control, settings)
+        shop = Shop(settings, opened, control, server, httpx.Client(), generation)
+        shop.http = shop.client()
+        made.append(shop)
+        return shop
+
+    yield make
+    for shop in made:
+        shop.http.close()
+        shop.server.stop()
+        shop.store.close()
+
+
+@pytest.fixture
+def shop(make_shop: Callable[..., Shop]) -> Shop:
+    return make_shop()
+
+
+def _until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+    ends_at = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends_at, "the condition did not come true in time"
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="session")
+def until() -> Callable[..., None]:
+    return _until

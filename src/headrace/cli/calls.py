@@ -66,8 +66,11 @@ def resolve(project: Path | None, url: str | None, token: str | None) -> Address
 
 @dataclass(frozen=True)
 class Address:
+    """`internal` is the secret by which gateway and engine know each other."""
+
     url: str
     token: str | None
+    internal: str | None = None
 
     def get(self, path: str, **parameters: str | int | None) -> Any:
         given = {name: value for name, value in parameters.items() if value is not None}
@@ -99,6 +102,8 @@ class Address:
         headers = {"Accept": "application/json"}
         if self.token:
             headers["Authorization"] = f"Bearer {self.token}"
+        if self.internal:
+            headers["Headrace-Internal"] = self.internal
         if body is not None:
             headers["Content-Type"] = "application/json"
         connection = self._connection(ANSWER_SECONDS_MAX)

@@ -7,15 +7,17 @@ ends its whole group, so that nothing of a project outlives its `up`.
 
 from __future__ import annotations
 
+import faulthandler
 import os
-import runpy
 import signal
 import sys
 import threading
+from pathlib import Path
 
 from headrace.cli import exits
 from headrace.cli.logs import LogFormat, configure
 from headrace.model.errors import HeadraceError
+from headrace.model.settings import load_settings
 
 __all__ = ["LIFELINE", "LOG_FORMAT", "main"]
 
@@ -29,18 +31,31 @@ def _end_with(lifeline: int) -> None:
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
+def _run(name: str, directory: Path) -> int:
+    from headrace.compile import load_project
+
+    settings = load_settings(directory)
+    project = load_project(directory)
+    if name == "gateway":
+        from headrace.gateway.process import run_gateway
+
+        return run_gateway(settings, project)
+    from headrace.engine.process import run_engine
+
+    return run_engine(settings, project)
+
+
 def main() -> None:
     name, directory = sys.argv[1], sys.argv[2]
+    faulthandler.register(signal.SIGUSR1)  # kill -USR1 shows where every thread is
     configure(LogFormat(os.environ.get(LOG_FORMAT, "people")), name)
     lifeline = os.environ.pop(LIFELINE, None)
     if lifeline is not None:
         threading.Thread(
             target=_end_with, args=(int(lifeline),), name="lifeline", daemon=True
         ).start()
-    module = f"headrace.{name}"
-    sys.argv = [module, directory]
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        sys.exit(_run(name, Path(directory)))
     except HeadraceError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(exits.exit_code(error))

@@ -34,7 +34,9 @@ def command(
 
 def freshness_line(freshness: dict[str, Any]) -> str:
     """An answer's freshness in one line."""
-    parts = [f"tick {freshness.get('tick')}", f"committed {freshness.get('committed_at')}"]
+    if not freshness.get("tick"):
+        return "no tick yet"
+    parts = [f"tick {freshness['tick']:,}", f"committed {freshness['committed_at']}"]
     if freshness.get("complete_up_to"):
         parts.append(f"complete up to {freshness['complete_up_to']}")
     if freshness.get("pending_events") is not None:

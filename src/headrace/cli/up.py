@@ -23,7 +23,7 @@ from headrace.cli.logs import LogFormat
 from headrace.cli.options import ProjectFolder
 from headrace.cli.output import say
 from headrace.cli.project import read_definitions, read_settings
-from headrace.model.errors import DefinitionErrors, SettingsError
+from headrace.model.errors import ClientError, DefinitionErrors, SettingsError
 from headrace.model.settings import Settings
 
 __all__ = ["command"]
@@ -62,6 +62,9 @@ def command(
             f"{settings.directory} defines no stream",
             hint="write CREATE STREAM … into definitions/NAME.sql",
         )
+    from headrace.gateway.access import Access
+
+    Access(settings)  # refuses an address that others can reach while there are no tokens
     with _only_one(settings):
         chosen = _port(settings)
         raise typer.Exit(_supervised(settings, chosen, log_format))
@@ -119,9 +122,7 @@ def _supervised(settings: Settings, port: int, log_format: LogFormat) -> int:
     def is_ready() -> bool:
         if not (settings.run_directory / "gateway.json").exists():
             return False
-        if not (settings.run_directory / "engine.json").exists():
-            return False
-        return Address(gateway_url(settings), None).answers("/readyz")
+        return _engine_is_live(settings) and Address(gateway_url(settings), None).answers("/readyz")
 
     def on_ready() -> None:
         url = gateway_url(settings)
@@ -138,6 +139,18 @@ def _supervised(settings: Settings, port: int, log_format: LogFormat) -> int:
         for name in ("gateway", "engine")
     }
     return Supervisor(commands, environment, log_format, is_ready, on_ready).run()
+
+
+def _engine_is_live(settings: Settings) -> bool:
+    """Asked at the engine's own address: the gateway may want a token for its status."""
+    from headrace.cli.calls import Address
+
+    try:
+        said = json.loads((settings.run_directory / "engine.json").read_text())
+        address = Address(f"http://127.0.0.1:{said['port']}", None, said["secret"])
+        return bool(address.get("/v1/status")["engine"]["state"] == "live")
+    except (OSError, ValueError, KeyError, ClientError):
+        return False
 
 
 def _end_with_parent() -> None:

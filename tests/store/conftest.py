@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,11 +13,11 @@ from headrace.store.duck import open_store
 
 BACKENDS: dict[str, Callable[[Path, StoreSettings], Store]] = {"duckdb": open_store}
 
-Opener = Callable[..., Store]
+sys.path.insert(0, str(Path(__file__).parent))  # store_cases.py, shared by the tests here
 
 
 @pytest.fixture(params=list(BACKENDS))
-def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
+def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Store]]:
     """Opens the same store each time it is called; whatever is open at the end is closed."""
     opened: list[Store] = []
 
@@ -31,7 +32,7 @@ def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ope
 
 
 @pytest.fixture
-def store(open_backend: Opener) -> Store:
+def store(open_backend: Callable[..., Store]) -> Store:
     return open_backend()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +20,7 @@ from headrace.model.plan import (
 from headrace.model.types import parse_type
 from headrace.store.contract import Counts, Store, StoreDeadLetter, TickWrite, ViewWrite
 
+Opener = Callable[..., Store]
 SECOND = 1_000_000
 TUMBLING = Window(3 * SECOND, 3 * SECOND, 0, 3 * SECOND)
 HOPPING = Window(10 * SECOND, 4 * SECOND, 1 * SECOND, 2 * SECOND)

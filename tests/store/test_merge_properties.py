@@ -1,0 +1,197 @@
+"""Random events in random ticks give what one pass over all events gives.
+
+The oracle is plain Python over the events; nothing of the store's merge is used.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from store_cases import HOPPING, SECOND, TUMBLING, bound_view, rows_of, tick_write, view_write
+
+from headrace.model.plan import BoundView, Window
+from headrace.model.settings import StoreSettings
+from headrace.store import merge
+from headrace.store.contract import Store, ViewWrite
+from headrace.store.duck import open_store
+
+ODD = Window(7 * SECOND, 3 * SECOND, -2 * SECOND, 1 * SECOND)
+SLIDING = Window(6 * SECOND, 2 * SECOND, 0, 2 * SECOND)
+WINDOWS = (None, TUMBLING, HOPPING, ODD, SLIDING)
+
+
+@dataclass(frozen=True)
+class Event:
+    key: str | None
+    second: int
+    amount: int | None
+    card: str | None
+    late: int
+
+
+EVENTS = st.builds(
+    Event,
+    key=st.sampled_from(["a", "b", None]),
+    second=st.integers(-20, 40),
+    amount=st.none() | st.integers(-9, 9),
+    card=st.sampled_from(["x", "y", "z", None]),
+    late=st.integers(0, 3),
+)
+TICKS = st.lists(st.lists(EVENTS, max_size=8), min_size=1, max_size=8)
+
+
+def view_of(window: Window | None, *, is_global: bool, having: str | None) -> BoundView:
+    keys = {} if is_global else {"key": "STRING"}
+    bounds = ("window_start", "window_end", "revision") if window else ()
+    columns = [(name, "STRING", f'"{name}"') for name in keys]
+    columns += [
+        (name, "BIGINT", f'epoch_us("{name}")' if name != "revision" else '"revision"')
+        for name in bounds
+    ]
+    columns += [(name, "BIGINT", f'"{name}"') for name in ("_rows", "n", "least", "cards")]
+    columns.append(("total", "DECIMAL(20,2)", '"total"'))
+    return bound_view(
+        "random",
+        keys=keys,
+        window=window,
+        partials=(
+            ("total", "sum", "DECIMAL(20,2)", 'sum("total")'),
+            ("n", "count", "BIGINT", 'sum("n")'),
+            ("least", "min", "BIGINT", 'min("least")'),
+        ),
+        distincts={"cards": "STRING"},
+        finals=columns,
+        having=having,
+        is_global=is_global,
+    )
+
+
+def pane_of(window: Window, event: Event) -> int:
+    offset = event.second * SECOND - window.origin_microseconds
+    return event.second * SECOND - offset % window.pane_microseconds
+
+
+def starts_of(window: Window, event: Event) -> list[int]:
+    """By trying every start, not by arithmetic."""
+    time = event.second * SECOND
+    candidates = range(
+        window.origin_microseconds - 100 * window.slide_microseconds,
+        window.origin_microseconds + 100 * window.slide_microseconds,
+        window.slide_microseconds,
+    )
+    return [s for s in candidates if s <= time < s + window.size_microseconds]
+
+
+def summary(events: Sequence[Event]) -> tuple[int, int, int | None, int, Decimal | None]:
+    amounts = [event.amount for event in events if event.amount is not None]
+    cards = {event.card for event in events if event.card is not None}
+    total = Decimal(sum(amounts)).quantize(Decimal("0.01")) if amounts else None
+    return len(events), len(amounts), min(amounts, default=None), len(cards), total
+
+
+def expected(view: BoundView, events: Sequence[Event]) -> Counter[Any]:
+    window = view.plan.window
+    groups: dict[tuple[Any, ...], list[Event]] = defaultdict(list)
+    revisions: Counter[Any] = Counter()
+    if view.plan.is_global and window is None:
+        groups[()] = []
+    for event in events:
+        key = () if view.plan.is_global else (event.key,)
+        if window is None:
+            groups[key].append(event)
+            continue
+        for place, start in enumerate(starts_of(window, event)):
+            group = (*key, start, start + window.size_microseconds)
+            groups[group].append(event)
+            revisions[group] += place < event.late
+    rows: Counter[Any] = Counter()
+    for group, members in groups.items():
+        revision = (revisions[group],) if window else ()
+        row = (*group, *revision, *summary(members))
+        if view.having is None or row[-4] > 1:
+            rows[row] += 1
+    return rows
+
+
+def partials_of(view: BoundView, events: Sequence[Event]) -> ViewWrite:
+    """As the engine would: one row per key, pane and lateness."""
+    window = view.plan.window
+    groups: dict[tuple[Any, ...], list[Event]] = defaultdict(list)
+    values = []
+    for event in events:
+        key = () if view.plan.is_global else (event.key,)
+        pane = (pane_of(window, event),) if window else ()
+        late = (min(event.late, len(starts_of(window, event))),) if window else ()
+        groups[(*key, *pane, *late)].append(event)
+        values.append((*key, *pane, event.card))
+    rows = [
+        (*group, len(events), total, n, least)
+        for group, events in groups.items()
+        for _, n, least, _, total in [summary(events)]
+    ]
+    return view_write(view, rows or None, values={"cards": values})
+
+
+def replay(feed: Counter[Any], store: Store, after_tick: int) -> None:
+    for change in store.changes("random", after_tick, 1_000):
+        for row in change.before.to_pylist():
+            feed[tuple(row.values())] -= 1
+            assert feed[tuple(row.values())] == 0
+        for row in change.after.to_pylist():
+            feed[tuple(row.values())] += 1
+            assert feed[tuple(row.values())] == 1
+
+
+@pytest.mark.parametrize("recent_rows_max", [4_096, 6, 0])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    ticks=TICKS,
+    window=st.sampled_from(WINDOWS),
+    is_global=st.booleans(),
+    having=st.sampled_from([None, '"n" > 1']),
+    reopen_at=st.integers(0, 8),
+)
+def test_ticks_equal_one_batch(
+    monkeypatch: pytest.MonkeyPatch,
+    recent_rows_max: int,
+    ticks: list[list[Event]],
+    window: Window | None,
+    is_global: bool,
+    having: str | None,
+    reopen_at: int,
+) -> None:
+    monkeypatch.setattr(merge, "RECENT_ROWS_MAX", recent_rows_max)
+    is_global = is_global and window is None
+    view = view_of(window, is_global=is_global, having=having)
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "store.duckdb"
+        store = open_store(file, StoreSettings())
+        try:
+            store.create_view(view, {})
+            generation = store.claim()
+            feed = expected(view, [])
+            done: list[Event] = []
+            for number, events in enumerate(ticks):
+                if number == reopen_at:
+                    store.close()
+                    store = open_store(file, StoreSettings())
+                    store.open_view(view)
+                store.commit(tick_write(store, generation, partials_of(view, events)))
+                done += events
+                replay(feed, store, number)
+                wanted = expected(view, done)
+                assert Counter(rows_of(store, "SELECT * FROM random")) == wanted
+                assert +feed == wanted
+        finally:
+            store.close()

@@ -47,19 +47,17 @@ def _tree(kind: type[errors.HeadraceError]) -> Iterator[type[errors.HeadraceErro
 
 
 def _request_codes() -> set[str]:
-    """The second argument of every RequestError(…) in the sources, and the code it defaults to."""
+    """The second argument wherever the first is an HTTP status of a refusal, or the call is of
+    RequestError."""
     codes = set()
     for file in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if not isinstance(node, ast.Call) or len(node.args) < 2:
                 continue
-            called = ast.unparse(node.func).rsplit(".", 1)[-1]
-            code = node.args[1]
-            if (
-                called in ("RequestError", "problem", "Problem")
-                and isinstance(code, ast.Constant)
-                and isinstance(code.value, str)
-            ):
+            status, code = node.args[:2]
+            refuses = isinstance(status, ast.Constant) and status.value in range(400, 600)
+            refuses = refuses or ast.unparse(node.func).endswith("RequestError")
+            if refuses and isinstance(code, ast.Constant) and isinstance(code.value, str):
                 codes.add(code.value)
     return codes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -148,6 +149,12 @@ class Shop:
             timeout=20,
         )
 
+    def rebuild(self, view: str) -> None:
+        """What the engine does: the view's state and feed are gone, and subscribers are told."""
+        self.store.drop_view(view)
+        self.store.create_view(bound_view(view), {0: 0})
+        self.server.expire(view)
+
     def restart_server(self) -> None:
         self.server.stop()
         self.server = start_server(self.store, self.control, self.settings)
@@ -155,13 +162,12 @@ class Shop:
         self.http = self.client()
 
 
-@pytest.fixture
-def make_shop(tmp_path: Path) -> Iterator[Callable[..., Shop]]:
+@contextmanager
+def _shops(directory: Path) -> Iterator[Callable[..., Shop]]:
     made: list[Shop] = []
 
     def make(views: Sequence[str] = ("income",), **store: int) -> Shop:
-        directory = tmp_path / f"shop{len(made)}"
-        settings = Settings(directory, store=StoreSettings(**store))
+        settings = Settings(directory / f"shop{len(made)}", store=StoreSettings(**store))
         settings.store_file.parent.mkdir(parents=True)
         opened = open_store(settings.store_file, settings.store)
         generation = opened.claim()
@@ -182,8 +188,21 @@ def make_shop(tmp_path: Path) -> Iterator[Callable[..., Shop]]:
 
 
 @pytest.fixture
+def make_shop(tmp_path: Path) -> Iterator[Callable[..., Shop]]:
+    with _shops(tmp_path) as make:
+        yield make
+
+
+@pytest.fixture
 def shop(make_shop: Callable[..., Shop]) -> Shop:
     return make_shop()
+
+
+@pytest.fixture(scope="module")
+def empty_shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    """Shared by tests that change nothing."""
+    with _shops(tmp_path_factory.mktemp("empty")) as make:
+        yield make()
 
 
 def _until(condition: Callable[[], Any], seconds: float = 20.0) -> None:

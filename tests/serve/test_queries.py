@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import stat
+import threading
 from decimal import Decimal
 from typing import Any
 
@@ -45,14 +46,14 @@ def test_stopping_leaves_a_newer_engines_address_alone(shop: Any) -> None:
 
 
 @pytest.mark.parametrize("secret", ["", "wrong", "ü"])
-def test_without_the_secret_there_is_no_answer(shop: Any, secret: str) -> None:
+def test_without_the_secret_there_is_no_answer(empty_shop: Any, secret: str) -> None:
     headers = {"Headrace-Internal": secret.encode()}
-    _problem(shop.http.get("/v1/views/income", headers=headers), 401, "internal-only")
-    assert shop.http.get("/healthz", headers=headers).status_code == 200
+    _problem(empty_shop.http.get("/v1/views/income", headers=headers), 401, "internal-only")
+    assert empty_shop.http.get("/healthz", headers=headers).status_code == 200
 
 
-def test_views_are_listed_with_columns(shop: Any) -> None:
-    (view,) = shop.http.get("/v1/views").json()["views"]
+def test_views_are_listed_with_columns(empty_shop: Any) -> None:
+    (view,) = empty_shop.http.get("/v1/views").json()["views"]
     assert (view["name"], view["stream"], view["state"]) == ("income", "payments", "live")
     assert [c["name"] for c in view["columns"]] == ["user_id", "total", "payments"]
     assert view["columns"][1]["type"].startswith("DECIMAL(28,")
@@ -74,8 +75,8 @@ def test_json_is_exact_and_says_how_fresh_it_is(shop: Any) -> None:
     assert answer["next_cursor"] is None
 
 
-def test_before_the_first_tick_an_answer_is_empty(shop: Any) -> None:
-    answer = shop.http.get("/v1/views/income").json()
+def test_before_the_first_tick_an_answer_is_empty(empty_shop: Any) -> None:
+    answer = empty_shop.http.get("/v1/views/income").json()
     assert answer["rows"] == []
     assert answer["freshness"]["tick"] == 0
     assert answer["freshness"]["committed_at"] is None
@@ -143,14 +144,14 @@ def test_other_formats_carry_the_cursor_in_a_header(shop: Any) -> None:
         (ARROW.upper(), ARROW),
     ],
 )
-def test_the_format_goes_by_accept(shop: Any, accept: str, given: str) -> None:
-    response = shop.http.get("/v1/views/income", headers={"Accept": accept})
+def test_the_format_goes_by_accept(empty_shop: Any, accept: str, given: str) -> None:
+    response = empty_shop.http.get("/v1/views/income", headers={"Accept": accept})
     assert response.headers["content-type"].split(";")[0] == given
 
 
 @pytest.mark.parametrize("accept", ["image/png", "application/json;q=0", "text/html"])
-def test_no_such_format_is_406(shop: Any, accept: str) -> None:
-    response = shop.http.get("/v1/views/income", headers={"Accept": accept})
+def test_no_such_format_is_406(empty_shop: Any, accept: str) -> None:
+    response = empty_shop.http.get("/v1/views/income", headers={"Accept": accept})
     assert "text/csv" in _problem(response, 406, "not-acceptable")["hint"]
 
 
@@ -174,19 +175,19 @@ def test_no_such_format_is_406(shop: Any, accept: str) -> None:
         ("user_id=" + "x" * 20_000, 414, "uri-too-long"),
     ],
 )
-def test_wrong_parameters_are_problems(shop: Any, query: str, status: int, code: str) -> None:
-    _problem(shop.http.get(f"/v1/views/income?{query}"), status, code)
+def test_wrong_parameters_are_problems(empty_shop: Any, query: str, status: int, code: str) -> None:
+    _problem(empty_shop.http.get(f"/v1/views/income?{query}"), status, code)
 
 
-def test_unknown_views_paths_and_methods(shop: Any) -> None:
-    hint = _problem(shop.http.get("/v1/views/outcome"), 404, "view-unknown")["hint"]
+def test_unknown_views_paths_and_methods(empty_shop: Any) -> None:
+    hint = _problem(empty_shop.http.get("/v1/views/outcome"), 404, "view-unknown")["hint"]
     assert "income" in hint
-    _problem(shop.http.get("/v1/nothing"), 404, "path-unknown")
-    _problem(shop.http.get("/v1/views/income/changes/more"), 404, "path-unknown")
-    response = shop.http.post("/v1/views/income")
+    _problem(empty_shop.http.get("/v1/nothing"), 404, "path-unknown")
+    _problem(empty_shop.http.get("/v1/views/income/changes/more"), 404, "path-unknown")
+    response = empty_shop.http.post("/v1/views/income")
     _problem(response, 405, "method")
     assert response.headers["allow"] == "GET, HEAD"
-    response = shop.http.get("/v1/sql")
+    response = empty_shop.http.get("/v1/sql")
     _problem(response, 405, "method")
     assert response.headers["allow"] == "POST"
 
@@ -196,13 +197,13 @@ def test_names_are_found_whatever_their_case(shop: Any) -> None:
     assert len(shop.http.get("/v1/views/INCOME").json()["rows"]) == 1
 
 
-def test_head_has_the_headers_alone(shop: Any) -> None:
-    whole = shop.http.get("/v1/views/income")
-    head = shop.http.head("/v1/views/income")
+def test_head_has_the_headers_alone(empty_shop: Any) -> None:
+    whole = empty_shop.http.get("/v1/views/income")
+    head = empty_shop.http.head("/v1/views/income")
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["content-length"] == str(len(whole.content))
-    assert shop.http.head("/v1/views/nothing").status_code == 404
-    assert shop.http.head("/v1/views/income/changes").status_code == 200
+    assert empty_shop.http.head("/v1/views/nothing").status_code == 404
+    assert empty_shop.http.head("/v1/views/income/changes").status_code == 200
 
 
 def test_sql_answers_in_every_format(shop: Any) -> None:
@@ -221,9 +222,9 @@ def test_sql_answers_in_every_format(shop: Any) -> None:
     assert text.content == b'total,who\r\n3.50,"b"\r\n'
 
 
-def test_sql_with_two_columns_of_one_name_is_no_json(shop: Any) -> None:
+def test_sql_with_two_columns_of_one_name_is_no_json(empty_shop: Any) -> None:
     sql = {"sql": "SELECT 1 AS a, 2 AS a"}
-    hint = _problem(shop.http.post("/v1/sql", json=sql), 400, "query")["hint"]
+    hint = _problem(empty_shop.http.post("/v1/sql", json=sql), 400, "query")["hint"]
     assert "AS" in hint
 
 
@@ -244,14 +245,16 @@ def test_sql_with_two_columns_of_one_name_is_no_json(shop: Any) -> None:
         (b'{"sql": "SELECT \'%s\'"}' % (b"x" * 300_000), 413, "body-too-large"),
     ],
 )
-def test_wrong_sql_is_a_problem(shop: Any, body: bytes, status: int, code: str) -> None:
+def test_wrong_sql_is_a_problem(empty_shop: Any, body: bytes, status: int, code: str) -> None:
     headers = {"Content-Type": "application/json"}
-    _problem(shop.http.post("/v1/sql", content=body, headers=headers), status, code)
+    _problem(empty_shop.http.post("/v1/sql", content=body, headers=headers), status, code)
 
 
-def test_sql_must_be_json(shop: Any) -> None:
+def test_sql_must_be_json(empty_shop: Any) -> None:
     headers = {"Content-Type": "text/plain"}
-    _problem(shop.http.post("/v1/sql", content=b"SELECT 1", headers=headers), 415, "content-type")
+    _problem(
+        empty_shop.http.post("/v1/sql", content=b"SELECT 1", headers=headers), 415, "content-type"
+    )
 
 
 def test_too_many_rows_are_a_problem_and_not_a_broken_answer(make_shop: Any) -> None:
@@ -263,18 +266,16 @@ def test_too_many_rows_are_a_problem_and_not_a_broken_answer(make_shop: Any) -> 
 
 
 def test_an_answer_of_too_many_bytes_is_a_problem(
-    shop: Any, monkeypatch: pytest.MonkeyPatch
+    empty_shop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headrace.serve.formats.ANSWER_BYTES_MAX", 1_000)
     for accept in ("application/json", "application/x-ndjson", "text/csv", ARROW):
         sql = {"sql": "SELECT repeat('x', 100) AS x FROM range(100)"}
-        response = shop.http.post("/v1/sql", json=sql, headers={"Accept": accept})
+        response = empty_shop.http.post("/v1/sql", json=sql, headers={"Accept": accept})
         _problem(response, 413, "query")
 
 
 def test_answers_never_go_backwards_while_ticks_run(shop: Any) -> None:
-    import threading
-
     done = threading.Event()
 
     def ticks() -> None:

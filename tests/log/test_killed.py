@@ -55,6 +55,7 @@ def write():
         say(f"{number}")
         number += 1
 
+make_batch(shop_stream(), 0, 1)  # Arrow imports pandas on first use: once for all writers
 for line in sys.stdin:
     child = os.fork()
     if not child:

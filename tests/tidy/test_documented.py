@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from headrace.model import errors, settings
 REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
 SOURCE = REPOSITORY / "src" / "headrace"
+PAGES = [REPOSITORY / "README.md", *sorted(DOCS.rglob("*.md"))]
 
 
 def _read(name: str) -> str:
@@ -110,14 +112,33 @@ def test_every_command_and_option_is_documented() -> None:
         assert shown_outside_json == expected, name
 
 
+def _blocks(file: Path, *languages: str) -> list[str]:
+    """The fenced blocks of a document that are in one of these languages."""
+    fenced = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    return [body for language, body in fenced.findall(file.read_text()) if language in languages]
+
+
 def _shell_lines() -> list[tuple[str, str]]:
-    fenced = re.compile(r"^```(?:sh|console|bash)?\n(.*?)^```", re.MULTILINE | re.DOTALL)
     return [
         (file.name, line.strip())
-        for file in [REPOSITORY / "README.md", *sorted(DOCS.rglob("*.md"))]
-        for block in fenced.findall(file.read_text())
+        for file in PAGES
+        for block in _blocks(file, "sh")
         for line in block.splitlines()
     ]
+
+
+def _commands_of(line: str) -> Iterator[list[str]]:
+    """The words of each command of a line, taken apart as a shell does."""
+    words = shlex.shlex(line, posix=True, punctuation_chars="|&;")
+    words.whitespace_split = True
+    command: list[str] = []
+    for word in words:
+        if set(word) <= set("|&;"):
+            yield command
+            command = []
+        else:
+            command.append(word)
+    yield command
 
 
 def test_commands_in_the_documents_exist() -> None:
@@ -125,32 +146,67 @@ def test_commands_in_the_documents_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
     checked = 0
     for file, line in _shell_lines():
-        for part in re.split(r"&&|\|", line.split("  #")[0]):
-            words = shlex.split(part, comments=True) if part.count('"') % 2 == 0 else part.split()
-            if not words:
+        for words in _commands_of(line):
+            if len(words) < 2:
                 continue
-            if words[0] == "make" and len(words) > 1:
+            if words[0] == "make":
                 assert words[1] in targets, f"{file}: {line}"
                 checked += 1
-            if words[0].rsplit("/", 1)[-1] == "headrace" and len(words) > 1:
-                name = " ".join(["headrace", *words[1:2]])
-                if name not in known and len(words) > 2:
+            if words[0].rsplit("/", 1)[-1] == "headrace":
+                name = " ".join(["headrace", words[1]])
+                if name not in known:
                     name = " ".join(["headrace", *words[1:3]])
-                if words[1].startswith("--"):
-                    continue
                 assert name in known, f"{file}: {line}"
                 for word in words:
-                    if word.startswith("--") and word != "--":
-                        assert word.split("=")[0] in [*known[name], "--help"], f"{file}: {line}"
+                    if word.startswith("--"):
+                        assert word.split("=")[0] in known[name], f"{file}: {line}"
                 checked += 1
     assert checked > 10
+
+
+def test_sql_in_the_documents_is_valid() -> None:
+    """Whole definitions are loaded, views together with the stream they need."""
+    from headrace.compile import parse_sql
+    from headrace.demo.shop import definitions
+
+    stream = definitions().split("CREATE MATERIALIZED")[0]
+    checked = 0
+    for file in PAGES:
+        for block in _blocks(file, "sql"):
+            text = block if "CREATE STREAM" in block else stream + block
+            assert parse_sql(text, file.name).streams
+            checked += 1
+    assert checked >= 5
+
+
+def test_python_in_the_documents_compiles() -> None:
+    blocks = [(file, block) for file in PAGES for block in _blocks(file, "python")]
+    assert len(blocks) >= 5
+    for file, block in blocks:
+        compile(block, str(file), "exec")
+
+
+def test_python_definitions_in_the_documents_equal_the_shop(tmp_path: Path) -> None:
+    from headrace.compile import load_project, parse_sql
+    from headrace.demo.shop import definitions
+
+    (block,) = _blocks(DOCS / "reference" / "python.md", "python")
+    (tmp_path / "shop.py").write_text(block)
+    (tmp_path / "headrace.toml").write_text("")
+    assert load_project(tmp_path).views == parse_sql(definitions()).views
+
+
+def test_json_in_the_documents_is_json() -> None:
+    for file in PAGES:
+        for block in _blocks(file, "json"):
+            json.loads(block)
 
 
 def test_links_between_documents_lead_somewhere() -> None:
     link = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
     broken = [
         f"{file.relative_to(REPOSITORY)}: {target}"
-        for file in [REPOSITORY / "README.md", *DOCS.rglob("*.md")]
+        for file in PAGES
         for target in link.findall(file.read_text())
         if "://" not in target and not (file.parent / target).exists()
     ]

@@ -5,9 +5,14 @@ A test's stage is its marker, else the stage of its folder.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 STAGES = ("unit", "contract", "spark", "end_to_end")
 FOLDERS = {
@@ -40,3 +45,15 @@ def _stage(item: pytest.Item) -> str:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: STAGES.index(_stage(item)))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The one Spark session of a run, with the engine's own settings."""
+    from headrace.engine.session import start_spark, stop_spark
+    from headrace.model.settings import EngineSettings, Settings
+
+    directory = tmp_path_factory.mktemp("spark")
+    settings = Settings(directory, engine=EngineSettings(java_heap_mebibytes=1_024))
+    yield (session := start_spark(settings))
+    stop_spark(session)

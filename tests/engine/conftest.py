@@ -112,7 +112,7 @@ class Rig:
 
     def rows(self, view: str) -> list[dict[str, Any]]:
         assert self.store is not None
-        page = self.store.read_view(view, {}, [], 1_000_000, None)
+        page = self.store.read_view(view, {}, [], 100_000, None)
         return page.table.to_pylist()
 
     def redefine(self, sql: str) -> None:

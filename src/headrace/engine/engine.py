@@ -89,8 +89,8 @@ class Engine:
         EngineError when the machinery fails again and again."""
         last_event = last_checkpoint = time.monotonic()
         while not self._stopping:
-            self._rebuild_what_was_asked()
-            result = self._tick()
+            self.rebuild_what_was_asked()
+            result = self.step()
             now = time.monotonic()
             if now - self._held_at >= HOLD_SECONDS:
                 self._hold()
@@ -105,12 +105,18 @@ class Engine:
                 POLL_SECONDS if idle < IDLE_AFTER_SECONDS else POLL_IDLE_SECONDS
             )
 
+    @property
+    def is_isolating(self) -> bool:
+        """Whether some view is being narrowed down to the event it fails on."""
+        return any(view.is_running and view.isolation for view in self._views.values())
+
     def close(self) -> None:
         self._hold()
         self._ticker.close()
 
-    def _tick(self) -> TickResult | None:
-        """The leading views first, then one step for a view that is behind."""
+    def step(self) -> TickResult | None:
+        """One tick for the leading views, then one for a view that is behind; None when neither
+        had anything to do."""
         views = list(self._views.values())
         leading = self._attempt(views, catch_up=False)
         behind = self._attempt(views, catch_up=True)
@@ -138,7 +144,8 @@ class Engine:
             self._publisher.publish(result.changes)
         return result
 
-    def _rebuild_what_was_asked(self) -> None:
+    def rebuild_what_was_asked(self) -> None:
+        """Begin anew with the views that someone wants rebuilt; they fill in the ticks after."""
         for name in self._control.take_rebuilds():
             definition = self._project.view(name)
             if definition is None:

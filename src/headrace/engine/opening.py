@@ -67,7 +67,7 @@ def _open_view(
         store.open_view(bound)
         status = entry.status if entry.status.state == "failed" else ViewStatus("live")
     except ViewChangedError as error:
-        status = ViewStatus("changed", error.message)
+        status = ViewStatus("changed", f"{error.message}; {error.hint}")
     except HeadraceError as error:
         log.error("view %s cannot run: %s", view.name, error.message)
         status = ViewStatus("failed", error.message)

@@ -135,5 +135,5 @@ def aggregate_sql(function: str, arguments: Sequence[str]) -> str:
     if function == "m2":
         return f"var_pop({first}) * count({first})"
     if function in ("min_by", "max_by"):
-        return f"{function}({first}, struct({', '.join(arguments[1:])}))"
+        return f"{function}({first}, {arguments[1]})"
     return f"{function}({first})"

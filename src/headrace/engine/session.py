@@ -26,7 +26,6 @@ _SETTINGS = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "headrace.engine.daemon",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "200000",
-    "spark.sql.execution.pythonUDF.arrow.concurrency.level": "1",
     "spark.sql.shuffle.partitions": "8",
     "spark.sql.codegen.cache.maxEntries": "1000",
     "spark.ui.showConsoleProgress": "false",

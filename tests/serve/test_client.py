@@ -1,0 +1,245 @@
+"""The Python client against the real server and store, through a connection that can be cut."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from headrace.client import AsyncClient, Client
+from headrace.model.errors import ChangesExpiredError, ClientError, RefusedError, UnreachableError
+
+
+class Cable:
+    """Passes bytes on to wherever the engine listens just now; `cut` breaks every connection."""
+
+    def __init__(self, port: Callable[[], int]) -> None:
+        self._port = port
+        self._sockets: set[socket.socket] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.connections = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                far = socket.create_connection(("127.0.0.1", self._port()))
+            except OSError:
+                near.close()
+                continue
+            self.connections += 1
+            self._sockets |= {near, far}
+            for source, target in ((near, far), (far, near)):
+                threading.Thread(target=self._pass, args=(source, target), daemon=True).start()
+
+    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+        try:
+            while piece := source.recv(65_536):
+                target.sendall(piece)
+        except OSError:
+            pass  # cut, as the test wants
+        _shut(target)
+        self._sockets.discard(source)
+        source.close()
+
+    def cut(self) -> None:
+        for connection in list(self._sockets):
+            _shut(connection)
+        self._sockets.clear()
+
+    def close(self) -> None:
+        self._listener.close()
+        self.cut()
+
+
+def _shut(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return
+
+
+@pytest.fixture
+def cable(shop: Any) -> Iterator[Cable]:
+    cable = Cable(lambda: shop.server.port)
+    yield cable
+    cable.close()
+
+
+def _know_secret(client: Client | AsyncClient, shop: Any) -> None:
+    """The part of the gateway that matters here."""
+    address = json.loads((shop.settings.run_directory / "engine.json").read_text())
+    client._http.headers["Headrace-Internal"] = address["secret"]
+
+
+@pytest.fixture
+def client(shop: Any, cable: Cable) -> Iterator[Client]:
+    with Client(cable.url) as client:
+        _know_secret(client, shop)
+        yield client
+
+
+def test_query_gives_rows_arrow_pandas_and_freshness(shop: Any, client: Client) -> None:
+    shop.control.watermarks["income"] = 3_000_000
+    shop.tick(income=[("ann", "70.00"), ("bob", "1.50")])
+    result = client.query("SELECT user_id, total FROM income ORDER BY total")
+    assert result.rows == [
+        {"user_id": "bob", "total": Decimal("1.50")},
+        {"user_id": "ann", "total": Decimal("70.00")},
+    ]
+    assert result.arrow.column_names == ["user_id", "total"]
+    assert list(result.pandas()["user_id"]) == ["bob", "ann"]
+    assert len(result) == 2
+    assert result.freshness.tick == 1
+    assert result.freshness.complete_up_to is not None
+    assert result.freshness.complete_up_to.timestamp() == 3.0
+
+
+def test_view_filters_orders_and_pages(shop: Any, client: Client) -> None:
+    shop.tick(income=[(f"user {n}", f"{n}.00") for n in range(5)])
+    assert [r["user_id"] for r in client.view("income", total=Decimal("3.00")).rows] == ["user 3"]
+    assert [r["user_id"] for r in client.view("income", where={"user_id": "user 1"}).rows] == [
+        "user 1"
+    ]
+    page = client.view("income", order_by=["-total"], limit=3)
+    following = client.view("income", order_by="-total", limit=3, cursor=page.next_cursor)
+    names = [row["user_id"] for row in [*page.rows, *following.rows]]
+    assert names == [f"user {n}" for n in (4, 3, 2, 1, 0)]
+    assert following.next_cursor is None
+    with pytest.raises(ClientError, match="cannot be compared"):
+        client.view("income", user_id=None)
+
+
+def test_the_other_calls(shop: Any, client: Client) -> None:
+    assert client.status()["engine"]["state"] == "live"
+    assert [view["name"] for view in client.views()] == ["income"]
+    assert client.rebuild("income")["state"] == "rebuilding"
+    shop.add_dead_letter("income")
+    assert client.view_dead_letters("income")[0]["reason"] == "division by zero"
+
+
+def test_refusals_have_the_servers_words(client: Client) -> None:
+    with pytest.raises(RefusedError, match="there is no view 'nothing'") as caught:
+        client.view("nothing")
+    assert caught.value.status == 404
+    assert "income" in caught.value.hint
+    with pytest.raises(RefusedError):
+        client.query("DROP VIEW income")
+
+
+def test_queries_outlive_a_cut(shop: Any, client: Client, cable: Cable) -> None:
+    client.status()
+    cable.cut()
+    assert client.status()["engine"]["state"] == "live"
+
+
+def test_no_server_is_unreachable_within_the_time_allowed() -> None:
+    with (
+        Client("http://127.0.0.1:1", request_seconds_max=0.3) as client,
+        pytest.raises(UnreachableError, match=r"GET /v1/status within 0\.3 s"),
+    ):
+        client.status()
+
+
+def test_following_outlives_cuts_and_a_new_server(shop: Any, client: Client, cable: Cable) -> None:
+    first = shop.tick(income=[("ann", "1.00")])
+    changes = client.subscribe("income", after=first - 1)
+    assert next(changes).tick == 1
+    for round_number in range(3):
+        shop.tick(income=[("ann", "1.00")])
+        cable.cut()
+        shop.tick(income=[("ann", "1.00")])
+        assert [next(changes).tick, next(changes).tick] == [
+            2 + 2 * round_number,
+            3 + 2 * round_number,
+        ]
+    shop.restart_server()
+    _know_secret(client, shop)
+    shop.tick(income=[("ann", "1.00")])
+    change = next(changes)
+    assert change.tick == 8
+    assert change.before == [{"user_id": "ann", "total": Decimal("7.00"), "payments": 7}]
+    assert change.after == [{"user_id": "ann", "total": Decimal("8.00"), "payments": 8}]
+
+
+def test_changes_add_up_to_the_view_while_everything_is_cut(
+    shop: Any, client: Client, cable: Cable
+) -> None:
+    """The changes applied to an empty copy give the view, whatever happened to connections."""
+    done = threading.Event()
+
+    def ticks() -> None:
+        for n in range(80):
+            shop.tick(income=[(f"user {n % 5}", "1.00"), (f"user {n % 3}", "0.50")])
+        done.set()
+
+    def cuts() -> None:
+        while not done.wait(0.1):
+            cable.cut()
+
+    threads = [threading.Thread(target=ticks), threading.Thread(target=cuts)]
+    changes = client.subscribe("income", after=0)
+    for thread in threads:
+        thread.start()
+    copy: dict[str, dict[str, Any]] = {}
+    seen = []
+    for change in changes:
+        seen.append(change.tick)
+        for row in change.before:
+            assert copy.pop(row["user_id"]) == row
+        for row in change.after:
+            assert row["user_id"] not in copy
+            copy[row["user_id"]] = row
+        if change.tick == 80:
+            break
+    for thread in threads:
+        thread.join()
+    assert seen == list(range(1, 81))
+    expected = client.view("income").rows
+    assert sorted(copy.values(), key=str) == sorted(expected, key=str)
+
+
+def test_a_rebuild_is_told_to_the_follower(shop: Any, client: Client) -> None:
+    shop.tick(income=[("ann", "1.00")])
+    shop.tick(income=[("ann", "1.00")])
+    changes = client.subscribe("income", after=1)
+    assert next(changes).tick == 2
+    shop.rebuild("income")
+    with pytest.raises(ChangesExpiredError, match="rebuilt"):
+        next(changes)
+
+
+def test_the_asynchronous_client_does_the_same(shop: Any, cable: Cable) -> None:
+    shop.tick(income=[("ann", "1.00")])
+    shop.tick(income=[("ann", "2.00")])
+
+    async def work() -> None:
+        async with AsyncClient(cable.url) as client:
+            _know_secret(client, shop)
+            result = await client.query("SELECT total FROM income")
+            assert result.rows == [{"total": Decimal("3.00")}]
+            assert len(await client.view("income", user_id="ann")) == 1
+            assert (await client.status())["engine"]["state"] == "live"
+            ticks = []
+            async for change in client.subscribe("income", after=0):
+                ticks.append(change.tick)
+                if change.tick == 1:
+                    cable.cut()
+                if change.tick == 2:
+                    break
+            assert ticks == [1, 2]
+            with pytest.raises(RefusedError):
+                await client.view("nothing")
+
+    asyncio.run(work())

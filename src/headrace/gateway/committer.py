@@ -182,10 +182,12 @@ class Committer:
                     is_stopping = request is None
                 except queue.Empty:
                     break
-            rows = [self._decode_stream(name, them, refused) for name, them in by_stream.items()]
+            rows: list[StreamRows] = []
+            for name, them in by_stream.items():
+                rows += self._decode_stream(name, them, refused)
             if refused:
                 self._loop.call_soon_threadsafe(self._deliver, refused)
-            self._decoded.put([r for r in rows if r is not None])
+            self._decoded.put(rows)
             if not is_stopping:
                 waiting = self._incoming.get()
         self._decoded.put(None)
@@ -195,13 +197,15 @@ class Committer:
         name: str,
         requests: list[tuple[EventsRequest, bytes]],
         refused: list[Outcome],
-    ) -> StreamRows | None:
+    ) -> list[StreamRows]:
+        """A request that the decoder fails on is refused alone: the others are decoded again."""
         try:
-            return self.decoders[name].decode(requests)
+            return [self.decoders[name].decode(requests)]
         except Exception as error:
-            refusal = self._as_refusal(error)
-            refused.extend((request, refusal) for request, _ in requests)
-            return None
+            if len(requests) == 1:
+                refused.append((requests[0][0], self._as_refusal(error)))
+                return []
+        return [rows for one in requests for rows in self._decode_stream(name, [one], refused)]
 
     def _as_refusal(self, error: Exception) -> RequestError:
         """A refusal as it is; anything else is a fault of ours, logged whole and told briefly."""

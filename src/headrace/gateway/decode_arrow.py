@@ -24,6 +24,7 @@ from headrace.model.types import DataType
 __all__ = ["ArrowDecoder"]
 
 _HEADER_RECORD_BATCH = 3
+_SHOWN_CHARACTERS_MAX = 60
 
 
 class ArrowDecoder:
@@ -205,19 +206,19 @@ def _refuse_inflating(field: pa.Field) -> None:
 
 def _refuse_compression(body: bytes) -> None:
     """Buffers compressed inside the stream name their own inflated size, which nothing bounds."""
-    with pa.ipc.MessageReader.open_stream(pa.py_buffer(body)) as messages:
-        while True:
-            try:
-                message = messages.read_next_message()
-            except StopIteration:
-                return
-            if _has_compression(message.metadata.to_pybytes()):
-                raise RequestError(
-                    415,
-                    "unsupported-encoding",
-                    "the Arrow stream has compressed buffers",
-                    hint="write it without compression and send Content-Encoding: zstd",
-                )
+    messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(body))
+    while True:
+        try:
+            message = messages.read_next_message()
+        except StopIteration:
+            return
+        if _has_compression(message.metadata.to_pybytes()):
+            raise RequestError(
+                415,
+                "unsupported-encoding",
+                "the Arrow stream has compressed buffers",
+                hint="write it without compression and send Content-Encoding: zstd",
+            )
 
 
 def _has_compression(metadata: bytes) -> bool:
@@ -248,18 +249,24 @@ def _has_compression(metadata: bytes) -> bool:
 
 
 def _shown(array: pa.Array, row: int) -> str:
-    text = str(array[row])
-    return text if len(text) <= 60 else text[:60] + "…"
+    text = _value(array, row)
+    text = text if isinstance(text, str) else str(text)
+    return text if len(text) <= _SHOWN_CHARACTERS_MAX else text[:_SHOWN_CHARACTERS_MAX] + "…"
+
+
+def _value(array: pa.Array, row: int) -> Any:
+    """As Python value; as Arrow prints it if Python has none, such as a time in the year 10000."""
+    try:
+        return array[row].as_py()
+    except (ValueError, OverflowError):
+        return str(array.slice(row, 1)).strip("[] \n")
 
 
 def _row_as_json(batch: pa.RecordBatch, row: int) -> bytes:
     """The row as a JSON record, so that it can be repaired and re-submitted like any other."""
-    members = {}
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        value = column[row]
-        try:
-            members[name] = value.as_py()
-        except (ValueError, OverflowError):
-            members[name] = str(value)
+    names = batch.schema.names
+    members = {
+        name: _value(column, row) for name, column in zip(names, batch.columns, strict=True)
+    }
     text = json.dumps(members, default=str, allow_nan=True)
     return text.encode("utf-8", "backslashreplace")

@@ -10,16 +10,14 @@ from typing import Any
 
 import msgspec
 
+from headrace.gateway.openapi_schemas import Json, openapi_schemas
 from headrace.gateway.requests import (
-    ERRORS_LISTED_MAX,
     IDEMPOTENCY_KEY_CHARACTERS_MAX,
     PRODUCER_CHARACTERS_MAX,
     SEQUENCE_MAX,
 )
 
 __all__ = ["openapi_body", "openapi_document"]
-
-Json = dict[str, Any]
 
 _ROW_TYPES = (
     "application/x-ndjson",
@@ -51,7 +49,7 @@ def openapi_document() -> Json:
         },
         "paths": {**_event_paths(), **_dead_letter_paths(), **_view_paths(), **_own_paths()},
         "components": {
-            "schemas": _schemas(),
+            "schemas": openapi_schemas(),
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -66,7 +64,7 @@ def _answer(description: str, schema: Json, *, media_type: str = "application/js
 
 
 def _problems(*statuses: int) -> Json:
-    """The refusals of an operation. 401, 403 and 421 can meet any; 429 and 503 say when to retry."""
+    """The refusals of an operation. 401, 403 and 421 can meet any; 429, 503 say when to retry."""
     retry = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds to wait."}}
     answers: Json = {}
     for status in sorted({*statuses, 401, 403, 421}):
@@ -346,89 +344,4 @@ def _own_paths() -> Json:
             "get": _operation(identity, summary, {"200": ok, **_problems(*statuses)}, scope=scope)
         }
         for path, identity, summary, scope, ok, statuses in found
-    }
-
-
-def _object(properties: Json, *optional: str) -> Json:
-    required = [name for name in properties if name not in optional]
-    return {"type": "object", "properties": properties, "required": required}
-
-
-def _schemas() -> Json:
-    text: Json = {"type": "string"}
-    number: Json = {"type": "integer"}
-    text_or_null: Json = {"type": ["string", "null"]}
-    numbers: Json = {"type": "array", "items": number}
-    error = _object({"position": number, "reason": text})
-    column = _object({"name": text, "type": text, "nullable": {"type": "boolean"}})
-    letter = _object(
-        {
-            "number": number,
-            "stream": text,
-            "position": number,
-            "reason": text,
-            "received_at": text,
-            "raw": text_or_null,
-            "raw_base64": text,
-        },
-        "raw_base64",
-    )
-    freshness = _object(
-        {
-            "tick": number,
-            "committed_at": text_or_null,
-            "complete_up_to": text_or_null,
-            "pending_events": number,
-        }
-    )
-    return {
-        "Problem": _object(
-            {name: text for name in ("type", "title", "detail", "code", "hint")}
-            | {"status": number}
-        ),
-        "Answer": _object(
-            {
-                "accepted": number,
-                "quarantined": number,
-                "errors": {"type": "array", "items": error, "maxItems": ERRORS_LISTED_MAX},
-                "errors_truncated": {"type": "boolean"},
-                "retried": number,
-            },
-            "retried",
-        ),
-        "DeadLetters": _object(
-            {
-                "deadletters": {"type": "array", "items": letter},
-                "next_after": {"type": ["integer", "null"]},
-            }
-        ),
-        "Resubmitted": _object(
-            {
-                "accepted": number,
-                "quarantined": number,
-                "errors": {
-                    "type": "array",
-                    "items": _object({"number": number, "reason": text}),
-                },
-            }
-        ),
-        "Rows": _object(
-            {
-                "rows": {"type": "array", "items": {"type": "object"}},
-                "freshness": freshness,
-                "next_cursor": text_or_null,
-            },
-            "next_cursor",
-        ),
-        "Stream": _object(
-            {
-                "name": text,
-                "columns": {"type": "array", "items": column},
-                "event_time": text_or_null,
-                "partitions": number,
-                "starts": numbers,
-                "ends": numbers,
-                "bytes": number,
-            }
-        ),
     }

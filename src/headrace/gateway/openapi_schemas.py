@@ -1,0 +1,95 @@
+"""The bodies that the OpenAPI document speaks of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headrace.gateway.requests import ERRORS_LISTED_MAX
+
+__all__ = ["Json", "openapi_schemas"]
+
+Json = dict[str, Any]
+
+
+def _object(properties: Json, *optional: str) -> Json:
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def openapi_schemas() -> Json:
+    text: Json = {"type": "string"}
+    number: Json = {"type": "integer"}
+    text_or_null: Json = {"type": ["string", "null"]}
+    numbers: Json = {"type": "array", "items": number}
+    error = _object({"position": number, "reason": text})
+    column = _object({"name": text, "type": text, "nullable": {"type": "boolean"}})
+    letter = _object(
+        {
+            "number": number,
+            "stream": text,
+            "position": number,
+            "reason": text,
+            "received_at": text,
+            "raw": text_or_null,
+            "raw_base64": text,
+        },
+        "raw_base64",
+    )
+    freshness = _object(
+        {
+            "tick": number,
+            "committed_at": text_or_null,
+            "complete_up_to": text_or_null,
+            "pending_events": number,
+        }
+    )
+    return {
+        "Problem": _object(
+            dict.fromkeys(("type", "title", "detail", "code", "hint"), text) | {"status": number}
+        ),
+        "Answer": _object(
+            {
+                "accepted": number,
+                "quarantined": number,
+                "errors": {"type": "array", "items": error, "maxItems": ERRORS_LISTED_MAX},
+                "errors_truncated": {"type": "boolean"},
+                "retried": number,
+            },
+            "retried",
+        ),
+        "DeadLetters": _object(
+            {
+                "deadletters": {"type": "array", "items": letter},
+                "next_after": {"type": ["integer", "null"]},
+            }
+        ),
+        "Resubmitted": _object(
+            {
+                "accepted": number,
+                "quarantined": number,
+                "errors": {
+                    "type": "array",
+                    "items": _object({"number": number, "reason": text}),
+                },
+            }
+        ),
+        "Rows": _object(
+            {
+                "rows": {"type": "array", "items": {"type": "object"}},
+                "freshness": freshness,
+                "next_cursor": text_or_null,
+            },
+            "next_cursor",
+        ),
+        "Stream": _object(
+            {
+                "name": text,
+                "columns": {"type": "array", "items": column},
+                "event_time": text_or_null,
+                "partitions": number,
+                "starts": numbers,
+                "ends": numbers,
+                "bytes": number,
+            }
+        ),
+    }

@@ -1,0 +1,178 @@
+"""Queries go through to the engine and its answers come back as they come, for a real HTTP
+server in the engine's place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+
+class EngineServer:
+    """Speaks just enough HTTP to show what reached it and to answer slowly."""
+
+    def __init__(self, gateway: Any, secret: str = "s3cret") -> None:
+        self.secret = secret
+        self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        self.go_on = asyncio.Event()
+        self.left = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        ready = threading.Event()
+
+        def run() -> None:
+            asyncio.set_event_loop(self._loop)
+            server = self._loop.run_until_complete(
+                asyncio.start_server(self._serve, "127.0.0.1", 0)
+            )
+            self.port = server.sockets[0].getsockname()[1]
+            ready.set()
+            self._loop.run_forever()
+            server.close()
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+        self._thread = threading.Thread(target=run)
+        self._thread.start()
+        ready.wait(20)
+        file = gateway.settings.run_directory / "engine.json"
+        file.write_text(json.dumps({"pid": 1, "port": self.port, "secret": secret}))
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(20)
+
+    def release(self) -> None:
+        self._loop.call_soon_threadsafe(self.go_on.set)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+                headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+                body = await reader.readexactly(int(headers.get("content-length", 0)))
+                self.requests.append((head[0], headers, body))
+                await self._answer(head[0].split(" ")[1], headers, writer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _answer(
+        self, target: str, headers: dict[str, str], writer: asyncio.StreamWriter
+    ) -> None:
+        if headers.get("headrace-internal") != self.secret:
+            await self._whole(writer, 401, b"{}")
+        elif target.endswith("/changes"):
+            writer.write(
+                b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+                b"transfer-encoding: chunked\r\n\r\n"
+            )
+            try:
+                for number in range(1_000_000):
+                    event = b"id: %d\n\n" % number
+                    writer.write(b"%x\r\n%s\r\n" % (len(event), event))
+                    await writer.drain()
+                    if number == 0:
+                        await self.go_on.wait()
+                    await asyncio.sleep(0.01)
+            except ConnectionError:
+                self.left.set()
+                raise
+        elif target == "/v1/status":
+            await self._whole(writer, 200, b'{"engine":{"state":"up"},"views":[]}')
+        elif target == "/metrics":
+            await self._whole(writer, 200, b"headrace_engine_ticks_total 5\n")
+        elif target.startswith("/v1/views/missing"):
+            await self._whole(writer, 404, b'{"code":"unknown-view"}')
+        else:
+            await self._whole(writer, 200, b'{"rows":[]}')
+
+    async def _whole(self, writer: asyncio.StreamWriter, status: int, body: bytes) -> None:
+        writer.write(
+            b"HTTP/1.1 %d X\r\ncontent-type: application/json\r\nheadrace-tick: 7\r\n"
+            b"connection: keep-alive\r\ncontent-length: %d\r\n\r\n%s" % (status, len(body), body)
+        )
+        await writer.drain()
+
+
+@pytest.fixture
+def engine(shared_gateway: Any) -> Iterator[EngineServer]:
+    server = EngineServer(shared_gateway)
+    yield server
+    server.close()
+    (shared_gateway.settings.run_directory / "engine.json").unlink()
+
+
+def test_queries_pass_through(shared_gateway: Any, engine: EngineServer) -> None:
+    answer = shared_gateway.client.get(
+        "/v1/views/income?user_id=5&order_by=-a,b&x=%20%2F",
+        headers={"accept": "text/csv", "authorization": "Bearer x", "te": "trailers"},
+    )
+    assert answer.json() == {"rows": []}
+    assert answer.headers["headrace-tick"] == "7"
+    line, headers, _ = engine.requests[-1]
+    assert line == "GET /v1/views/income?user_id=5&order_by=-a,b&x=%20%2F HTTP/1.1"
+    assert headers["accept"] == "text/csv"
+    assert "authorization" not in headers  # the user's token stays here
+    assert "te" not in headers
+    answer = shared_gateway.client.post("/v1/sql", json={"sql": "SELECT 1"})
+    assert answer.status_code == 200
+    assert json.loads(engine.requests[-1][2]) == {"sql": "SELECT 1"}
+    missing = shared_gateway.client.get("/v1/views/missing")
+    assert (missing.status_code, missing.json()) == (404, {"code": "unknown-view"})
+    large = shared_gateway.client.post("/v1/sql", content=b"x" * 2_000_000)
+    assert large.status_code == 413
+
+
+def test_status_metrics_and_readiness_join_both(shared_gateway: Any, engine: EngineServer) -> None:
+    assert shared_gateway.client.get("/readyz").status_code == 200
+    status = shared_gateway.client.get("/v1/status").json()
+    assert status["engine"]["state"] == "up"
+    assert status["gateway"]["state"] == "up"
+    metrics = shared_gateway.client.get("/metrics").text
+    assert "headrace_engine_ticks_total 5" in metrics
+    assert "headrace_gateway_healthy 1.0" in metrics
+
+
+def test_changes_flow_at_once_and_end_with_the_client(
+    shared_gateway: Any, engine: EngineServer
+) -> None:
+    with httpx.stream("GET", f"{shared_gateway.url}/v1/views/income/changes", timeout=20) as answer:
+        assert answer.headers["content-type"] == "text/event-stream"
+        parts = answer.iter_raw()
+        assert next(parts) == b"id: 0\n\n"  # the engine has not gone on yet
+        engine.release()
+        assert next(parts).startswith(b"id: 1\n\n")
+    assert engine.left.wait(20)
+
+
+def test_a_restarted_engine_is_found(shared_gateway: Any, engine: EngineServer) -> None:
+    assert shared_gateway.client.get("/v1/views").status_code == 200
+    engine.close()
+    assert shared_gateway.client.get("/v1/views").json()["code"] == "engine-away"
+    restarted = EngineServer(shared_gateway, secret="another")
+    try:
+        assert shared_gateway.client.get("/v1/views").status_code == 200
+    finally:
+        restarted.close()
+
+
+def test_a_broken_address_file_is_engine_away(
+    shared_gateway: Any, eventually: Callable[..., None]
+) -> None:
+    file = shared_gateway.settings.run_directory / "engine.json"
+    file.write_text("{")
+    try:
+        answer = shared_gateway.client.get("/v1/views")
+        assert (answer.status_code, answer.json()["code"]) == (503, "engine-away")
+    finally:
+        file.unlink()

@@ -1,0 +1,300 @@
+"""Every refusal: its status, its code, and that nothing was stored."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+
+SMALL = """
+request_bytes_max = 20000
+inflated_bytes_max = 100000
+request_records_max = 100
+line_bytes_max = 2000
+request_seconds_max = 1
+"""
+NOTE = b'{"text":"x"}'
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory, shared_gateway: Any) -> Iterator[Any]:
+    gateway = type(shared_gateway)(tmp_path_factory.mktemp("small") / "shop", SMALL).start()
+    yield gateway
+    assert gateway.stop() == 0
+    assert "Traceback" not in gateway.log_text()
+
+
+def bomb(size: int) -> bytes:
+    return gzip.compress(b" " * size)
+
+
+REFUSED: dict[str, tuple[bytes, dict[str, str], int, str]] = {
+    "no body": (b"", {}, 400, "empty-body"),
+    "blank body": (b" \n ", {}, 400, "empty-body"),
+    "array not closed": (b'[{"text":"x"}', {}, 400, "bad-framing"),
+    "array with a fault": (b'[{"text":"x"},}]', {}, 400, "bad-framing"),
+    "array too deep": (b"[" * 20_000, {}, 400, "bad-framing"),
+    "not gzip": (NOTE, {"content-encoding": "gzip"}, 400, "bad-encoding"),
+    "gzip cut off": (gzip.compress(NOTE)[:-9], {"content-encoding": "gzip"}, 400, "bad-encoding"),
+    "not zstd": (NOTE, {"content-encoding": "zstd"}, 400, "bad-encoding"),
+    "zstd cut off": (
+        pa.Codec("zstd").compress(NOTE * 50, asbytes=True)[:-5],
+        {"content-encoding": "zstd"},
+        400,
+        "bad-encoding",
+    ),
+    "gzip bomb": (bomb(5_000_000), {"content-encoding": "gzip"}, 413, "inflated-too-large"),
+    "zstd bomb": (
+        pa.Codec("zstd").compress(b" " * 5_000_000, asbytes=True),
+        {"content-encoding": "zstd"},
+        413,
+        "inflated-too-large",
+    ),
+    "too many bytes": (b"x" * 20_001, {}, 413, "body-too-large"),
+    "too many lines": (b"\n".join([NOTE] * 101), {}, 413, "too-many-records"),
+    "too many in an array": (b"[" + b",".join([NOTE] * 101) + b"]", {}, 413, "too-many-records"),
+    "media type": (NOTE, {"content-type": "text/xml"}, 415, "unsupported-media-type"),
+    "charset": (
+        NOTE,
+        {"content-type": "application/json; charset=latin1"},
+        415,
+        "unsupported-media-type",
+    ),
+    "encoding": (NOTE, {"content-encoding": "br"}, 415, "unsupported-encoding"),
+    "key too long": (NOTE, {"idempotency-key": "k" * 256}, 422, "bad-retry-key"),
+    "producer too long": (
+        NOTE,
+        {"headrace-producer": "p" * 129, "headrace-sequence": "0"},
+        422,
+        "bad-retry-key",
+    ),
+    "no sequence": (NOTE, {"headrace-producer": "p"}, 422, "bad-retry-key"),
+    "sequence": (
+        NOTE,
+        {"headrace-producer": "p", "headrace-sequence": "-1"},
+        422,
+        "bad-retry-key",
+    ),
+    "epoch": (
+        NOTE,
+        {"headrace-producer": "p", "headrace-sequence": "1", "headrace-epoch": "x"},
+        422,
+        "bad-retry-key",
+    ),
+    "both keys": (
+        NOTE,
+        {"headrace-producer": "p", "headrace-sequence": "1", "idempotency-key": "k"},
+        422,
+        "bad-retry-key",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused_whole(small: Any, what: str) -> None:
+    body, headers, status, code = REFUSED[what]
+    answer = small.send(body, "notes", headers)
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    problem = answer.json()
+    assert problem["code"] == code
+    assert problem["status"] == status
+    assert problem["type"] == f"https://headrace.dev/errors/{code}"
+    assert problem["title"]
+    assert problem["detail"]
+    assert small.stored("notes") == []
+
+
+def test_a_chunked_body_is_cut_at_the_bound(small: Any) -> None:
+    sent = []
+
+    def endless() -> Iterator[bytes]:
+        for _ in range(1_000):
+            sent.append(1)
+            yield b"x" * 10_000
+
+    try:
+        answer = small.client.post("/v1/events?name=notes", content=endless())
+        assert answer.status_code == 413
+    except httpx.WriteError:
+        pass  # the server has answered and closed while we were still sending
+    assert len(sent) < 1_000
+
+
+def test_long_and_deep_records_are_quarantined_with_their_beginning(make_gateway: Any) -> None:
+    gateway = make_gateway(SMALL)
+    long = b'{"text":"' + b"x" * 3_000 + b'"}'
+    answer = gateway.send(b"\n".join([NOTE] * 20 + [long]), "notes").json()
+    assert (answer["accepted"], answer["quarantined"]) == (20, 1)
+    letter = gateway.client.get("/v1/deadletters").json()["deadletters"][0]
+    assert len(letter["raw"]) == 2_000
+    assert "3011 bytes" in letter["reason"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("POST", "/v1/events?name=nowhere", 404, "unknown-stream"),
+        ("POST", "/v1/events", 404, "unknown-stream"),
+        ("GET", "/v1/events?name=notes", 405, "method-not-allowed"),
+        ("POST", "/v1/streams", 405, "method-not-allowed"),
+        ("GET", "/nowhere", 404, "unknown-path"),
+        ("GET", "/v1/views/a/b", 404, "unknown-path"),
+        ("GET", "/v1/deadletters?limit=0", 422, "bad-parameter"),
+        ("GET", "/v1/deadletters?after=x", 422, "bad-parameter"),
+        ("GET", "/v1/deadletters?stream=nowhere", 404, "unknown-stream"),
+        ("GET", "/v1/views", 503, "engine-away"),
+        ("GET", "/v1/views/income", 503, "engine-away"),
+        ("POST", "/v1/sql", 503, "engine-away"),
+        ("GET", "/readyz", 503, "engine-away"),
+    ],
+)
+def test_paths(shared_gateway: Any, method: str, path: str, status: int, code: str) -> None:
+    content = NOTE if method == "POST" else None
+    answer = shared_gateway.client.request(method, path, content=content)
+    assert (answer.status_code, answer.json()["code"]) == (status, code)
+    if status == 405:
+        assert answer.headers["allow"] in ("GET", "POST")
+    if status == 503:
+        assert int(answer.headers["retry-after"]) > 0
+
+
+def test_without_an_engine_the_status_says_so(shared_gateway: Any) -> None:
+    status = shared_gateway.client.get("/v1/status").json()
+    assert status["engine"]["state"] == "down"
+    assert "not started" in status["engine"]["reason"]
+    assert status["gateway"]["state"] == "up"
+    assert b"headrace_gateway_events_total" in shared_gateway.client.get("/metrics").content
+
+
+def test_a_slow_client_is_cut(small: Any) -> None:
+    with socket.create_connection(("127.0.0.1", small.port), timeout=20) as slow:
+        slow.sendall(
+            b"POST /v1/events?name=notes HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n{"
+        )
+        started = time.monotonic()
+        answer = slow.recv(65_536)
+        assert answer.startswith(b"HTTP/1.1 408"), answer
+        assert b"too-slow" in answer
+        assert time.monotonic() - started < 10
+        slow.settimeout(20)
+        while slow.recv(65_536):
+            pass  # and the connection is closed
+
+
+def test_slow_headers_are_cut(small: Any) -> None:
+    with socket.create_connection(("127.0.0.1", small.port), timeout=20) as slow:
+        slow.sendall(b"POST /v1/events?name=notes HTTP/1.1\r\nhost: local")
+        while slow.recv(65_536):
+            pass
+
+
+def test_a_full_queue_is_429_and_recovers(make_gateway: Callable[..., Any]) -> None:
+    gateway = make_gateway("queue_bytes_max = 30000\nrequest_bytes_max = 25000\n")
+    half = (
+        b"POST /v1/events?name=notes HTTP/1.1\r\nhost: localhost\r\ncontent-length: 20000\r\n\r\n"
+    )
+    with socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as holding:
+        holding.sendall(half)
+        deadline = time.monotonic() + 20
+        while True:
+            answer = gateway.send(b"\n".join([NOTE] * 1_000), "notes")
+            if answer.status_code == 429:
+                break
+            assert time.monotonic() < deadline
+        assert answer.json()["code"] == "queue-full"
+        assert int(answer.headers["retry-after"]) > 0
+    deadline = time.monotonic() + 20
+    while gateway.send(b"\n".join([NOTE] * 1_000), "notes").status_code != 200:
+        assert time.monotonic() < deadline
+    assert gateway.stop() == 0
+
+
+def test_a_full_log_is_503_for_its_stream_alone(make_gateway: Callable[..., Any]) -> None:
+    definitions = """
+    CREATE STREAM full (text STRING NOT NULL) RETAIN UP TO 1 MB;
+    CREATE STREAM notes (text STRING NOT NULL);
+    """
+    gateway = make_gateway(definitions=definitions)
+    body = b"\n".join([b'{"text":"' + b"x" * 1_000 + b'"}'] * 500)
+    statuses = []
+    for _ in range(20):
+        answer = gateway.send(body, "full")
+        statuses.append(answer.status_code)
+        if answer.status_code == 503:
+            break
+    assert statuses[0] == 200
+    assert statuses[-1] == 503
+    assert answer.json()["code"] == "log-full"
+    assert int(answer.headers["retry-after"]) > 0
+    results: list[int] = []
+
+    def send(stream: str) -> None:
+        for _ in range(10):
+            with httpx.Client(base_url=gateway.url, timeout=20) as client:
+                answer = client.post(f"/v1/events?name={stream}", content=body)
+                results.append(answer.status_code if stream == "notes" else -answer.status_code)
+
+    threads = [threading.Thread(target=send, args=(name,)) for name in ("notes", "full") * 4]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(results) == {200, -503}
+    assert gateway.client.get("/healthz").status_code == 200
+
+
+def test_a_second_gateway_and_a_taken_port_are_refused(
+    make_gateway: Callable[..., Any],
+) -> None:
+    gateway = make_gateway()
+    other = type(gateway)(gateway.directory)
+    with pytest.raises(AssertionError, match="is held by process"):
+        other.start()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        gateway.stop()
+        (gateway.directory / "headrace.toml").write_text(f"[gateway]\nport = {port}\n")
+        with pytest.raises(AssertionError, match="cannot be listened on"):
+            gateway.start()
+
+
+def test_a_signal_ends_it_with_everything_answered(make_gateway: Callable[..., Any]) -> None:
+    gateway = make_gateway()
+    answers: list[int] = []
+    lock = threading.Lock()
+
+    def send() -> None:
+        while True:
+            try:
+                with httpx.Client(base_url=gateway.url, timeout=20) as client:
+                    answer = client.post("/v1/events?name=notes", content=NOTE)
+            except httpx.TransportError:
+                return
+            if answer.status_code != 200:
+                assert answer.json()["code"] == "stopping"
+                return
+            with lock:
+                answers.append(json.loads(answer.content)["accepted"])
+
+    threads = [threading.Thread(target=send) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 20
+    while len(answers) < 50:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert gateway.stop() == 0
+    for thread in threads:
+        thread.join()
+    assert len(gateway.stored("notes")) >= sum(answers)
+    assert "Traceback" not in gateway.log_text()
+    assert "panic" not in gateway.log_text()

@@ -18,7 +18,7 @@ from headrace.compile.duckdb_values import (
     number,
     numeric,
 )
-from headrace.model.types import DataType
+from headrace.model.types import DECIMAL_PRECISION_MAX, DataType
 
 __all__ = [
     "absolute",
@@ -178,9 +178,17 @@ def whole(function: str) -> Function:
 
 
 def average(values: list[Typed]) -> Typed:
-    total, count = values
+    total, count, *known = values
     if total.type.is_decimal:
-        result = st.average_type(total.type)
+        precision = known[0].integer if known else None
+        if precision is None:
+            precision = total.type.precision - 10
+            if total.type.precision == DECIMAL_PRECISION_MAX:
+                raise TranslationError(
+                    "avg() of a decimal whose digits are not known here",
+                    "avg(CAST(… AS DECIMAL(28, 2))), or with fewer digits",
+                )
+        result = st.average_type(total.type, precision)
         counted = st.as_decimal(count.type)
         sql = divide_decimals(total.sql, total.type, count.sql, counted, result)
         assert sql is not None  # a count has 20 digits at most

@@ -167,7 +167,7 @@ FUNCTIONS: dict[str, Listed] = {
     "ceiling": Listed(number_sql.whole("ceil"), 1, 1),
     "floor": Listed(number_sql.whole("floor"), 1, 1),
     "concat": Listed(_concat, 1, None),
-    "_avg": Listed(number_sql.average, 2, 2),
+    "_avg": Listed(number_sql.average, 2, 3),
     "_stddev_samp": Listed(number_sql.deviation(1, root=True), 2, 2),
     "_stddev_pop": Listed(number_sql.deviation(0, root=True), 2, 2),
     "_var_samp": Listed(number_sql.deviation(1, root=False), 2, 2),

@@ -98,10 +98,9 @@ def divided_type(left: DataType, right: DataType) -> DataType:
     return adjusted(whole + scale, scale)
 
 
-def average_type(sum_type: DataType) -> DataType:
-    """Of avg(x), from the type of sum(x): the sum of decimal(p, s) is decimal(p + 10, s), the
-    average decimal(p + 4, s + 4), both at most 38."""
-    precision = sum_type.precision - 10
+def average_type(sum_type: DataType, precision: int) -> DataType:
+    """Of avg(x), from the type of sum(x) and the precision of x: the sum of decimal(p, s) is
+    decimal(p + 10, s), the average decimal(p + 4, s + 4), both at most 38."""
     limit = DECIMAL_PRECISION_MAX
     return decimal(min(precision + 4, limit), min(sum_type.scale + 4, limit))
 

@@ -9,35 +9,14 @@ from sqlglot import expressions as exp
 from headrace.compile.aggregates import Aggregate, Call, Piece, find_aggregate
 from headrace.compile.dialect import canonical, parse_expression
 from headrace.compile.duckdb_combine import combine_sql
+from headrace.compile.known_types import known_type
 from headrace.model.definitions import Stream
 from headrace.model.plan import ROWS, Distinct, Partial
-from headrace.model.types import DataType, TypeSyntaxError, parse_type
+from headrace.model.types import DECIMAL_PRECISION_MAX, DataType
 
-__all__ = ["RESERVED", "State", "known_type", "unique_name"]
+__all__ = ["RESERVED", "State", "unique_name"]
 
 RESERVED = ("window_start", "window_end", "revision")
-
-
-def known_type(node: exp.Expr, stream: Stream) -> DataType | None:
-    """The type of an expression as far as it can be told without Spark: columns and casts."""
-    if isinstance(node, exp.Paren):
-        return known_type(node.this, stream)
-    if isinstance(node, exp.Neg):
-        inner = known_type(node.this, stream)
-        return inner if inner is not None and inner.is_numeric else None
-    if isinstance(node, exp.Column) and not node.table:
-        column = stream.column(node.name)
-        return column.type if column is not None else None
-    if isinstance(node, exp.Cast):
-        try:
-            return parse_type(canonical(node.to))
-        except TypeSyntaxError:
-            return None
-    if isinstance(node, exp.Literal) and node.is_string:
-        return DataType("STRING")
-    if isinstance(node, exp.Boolean):
-        return DataType("BOOLEAN")
-    return None
 
 
 def unique_name(wanted: str, taken: set[str]) -> str:
@@ -71,10 +50,18 @@ class State:
         columns: dict[str, str] = {}
         for piece in aggregate.pieces:
             columns[piece.role] = self._column(piece, call, guard, columns)
-        final = parse_expression(
-            aggregate.final.format(**{role: f"`{name}`" for role, name in columns.items()})
-        )
+        text = aggregate.final.format(**{role: f"`{name}`" for role, name in columns.items()})
+        final = parse_expression(text)
+        if "avg" in aggregate.names:
+            self._add_precision(final, call)
         return self._or_zero(final) if aggregate.empty == "0" else final
+
+    def _add_precision(self, final: exp.Expr, call: Call) -> None:
+        """The type of an average follows from the type of what is averaged. Up to 28 digits the
+        sum's type tells it; above, all sums have 38 digits, so it is noted."""
+        of_type = known_type(call.arguments[0], self.stream)
+        if of_type is not None and of_type.precision + 10 > DECIMAL_PRECISION_MAX:
+            final.append("expressions", exp.Literal.number(of_type.precision))
 
     def oracle(self, call: Call) -> str | None:
         """The call in plain Spark SQL where its meaning there is left open; None if it is not."""

@@ -7,8 +7,8 @@ from sqlglot import expressions as exp
 from headrace.compile.aggregates import AGGREGATES, Call, find_aggregate, read_call
 from headrace.compile.dialect import canonical
 from headrace.compile.draft import ViewDraft
+from headrace.compile.known_types import known_type
 from headrace.compile.resolved import has_aggregate, is_window_key, window_part
-from headrace.compile.state import known_type
 
 __all__ = ["check_aggregates"]
 

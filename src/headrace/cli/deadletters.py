@@ -47,7 +47,7 @@ def list_letters(
     if as_json:
         print_json(answer)
         return
-    letters = answer["dead_letters"]
+    letters = next(value for value in answer.values() if isinstance(value, list))
     if not letters:
         print("no dead letters")
         return

@@ -72,6 +72,8 @@ class Senders:
     """Start before any thread: on Linux the processes are forked, which shares the pools."""
 
     def __init__(self, plan: Plan, pools: Pools) -> None:
+        import headrace.client  # noqa: F401 - once here, not in every process
+
         context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         self._counts: Any = context.Array("q", plan.senders * _COUNTED, lock=False)
         self._stop = context.Event()
@@ -196,7 +198,7 @@ class _Sender:
             self._record.writelines(
                 f"{e['user_id']},{e['amount']},{e['status']},{e['created_at']}\n" for e in events
             )
-        if batches % BATCHES_PER_RETRY == BATCHES_PER_RETRY - 1:
+        if batches % BATCHES_PER_RETRY == 1:
             body = "\n".join(map(json.dumps, events)).encode()
             key = f"shop-{self._plan.seed}-{os.getpid()}-{batches}"
             first = self._by_hand.send(body, key)

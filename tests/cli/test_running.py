@@ -1,0 +1,201 @@
+"""The verbs against a running project: real gateway, real engine, real Spark."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.end_to_end
+READY_SECONDS_MAX = 120
+STOP_SECONDS_MAX = 90
+QUERIES = 450  # more than the connections the gateway may have to the engine
+
+
+class Up:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / "up.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "headrace",
+                    "up",
+                    str(folder),
+                    "--port",
+                    "0",
+                    "--log-format",
+                    "json",
+                ],
+                stdout=subprocess.PIPE,
+                stderr=log,
+            )
+        assert self.process.stdout is not None
+        ready = select.select([self.process.stdout], [], [], READY_SECONDS_MAX)[0]
+        line = self.process.stdout.readline() if ready else b""
+        assert line, self.log.read_text()
+        self.url = str(json.loads(line)["url"])
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(STOP_SECONDS_MAX)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+    def running(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(
+            (self.folder / ".headrace" / "run" / f"{name}.json").read_text()
+        )
+        return found
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    from headrace.demo.shop import write_project
+
+    folder = tmp_path_factory.mktemp("running") / "shop"
+    write_project(folder, "shop")
+    started = Up(folder)
+    yield started
+    if started.process.poll() is None:
+        started.stop()
+
+
+def _until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+
+
+def _sent(up: Up, body: bytes) -> dict[str, Any]:
+    request = urllib.request.Request(f"{up.url}/v1/events?name=transactions", data=body)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        document: dict[str, Any] = json.load(answer)
+    return document
+
+
+def _caught_up(headrace: Callable[..., Any], where: tuple[Any, ...]) -> bool:
+    document = headrace("status", *where, "--json").document
+    return all(view["pending_events"] == 0 for view in document["views"].values())
+
+
+def test_from_events_to_an_answer(up: Up, headrace: Callable[..., Any]) -> None:
+    where = ("--project", up.folder)
+    lines = (up.folder / "events.ndjson").read_bytes()
+    assert _sent(up, lines)["accepted"] == 1_000
+    _until(lambda: _caught_up(headrace, where))
+    paid = sum(json.loads(line)["status"] == "paid" for line in lines.splitlines())
+    answer = headrace("query", "SELECT sum(payments) AS n FROM income", *where, "--json").document
+    assert int(answer["rows"][0]["n"]) == paid
+    assert answer["freshness"]["tick"] >= 1
+    shown = headrace("query", "SELECT * FROM income ORDER BY window_start LIMIT 3", *where)
+    assert "window_start" in shown.out
+    assert "tick" in shown.err
+    status = headrace("status", *where)
+    assert status.code == 0, status.out
+    assert "income_by_user" in status.out
+
+
+def test_generate_and_tail(up: Up, headrace: Callable[..., Any]) -> None:
+    where = ("--project", up.folder)
+    tick = headrace("query", "SELECT 1", *where, "--json").document["freshness"]["tick"]
+    made = headrace("generate", "--events", 3_000, "--senders", 2, *where, "--json").document
+    assert made["events"] == 3_000
+    assert made["retried"] > 0
+    tailed = headrace("tail", "income", "--after", tick, "--ticks", 1, *where, "--json")
+    assert tailed.document["tick"] > tick
+    assert tailed.document["after"]
+    shown = headrace("tail", "income", "--after", tick, "--ticks", 1, *where)
+    assert "+ window_start=" in shown.out
+
+
+def test_dead_letters_are_listed_repaired_and_discarded(
+    up: Up, headrace: Callable[..., Any], tmp_path: Path
+) -> None:
+    where = ("--project", up.folder)
+    assert _sent(up, b'{"id": "1"}\nnot JSON\n')["quarantined"] == 2
+    listed = headrace("deadletters", "list", *where)
+    assert "not JSON" in listed.out
+    document = headrace(
+        "deadletters", "list", "--stream", "transactions", *where, "--json"
+    ).document
+    numbers = [letter["number"] for letter in next(iter(document.values()))]
+    repaired = tmp_path / "repaired.ndjson"
+    repaired.write_bytes((up.folder / "events.ndjson").read_bytes().splitlines()[0] + b"\n")
+    again = ("deadletters", "resubmit", numbers[0], "--repaired", repaired, *where, "--json")
+    assert headrace(*again).document["accepted"] == 1
+    assert headrace("deadletters", "discard", numbers[1], *where).code == 0
+    assert "no dead letters" in headrace("deadletters", "list", *where).out
+    assert "no dead letters" in headrace("deadletters", "list", "--view", "income", *where).out
+
+
+def test_rebuild_gives_the_same_view(up: Up, headrace: Callable[..., Any]) -> None:
+    where = ("--project", up.folder)
+    sql = "SELECT count(*) AS n, sum(income) AS income FROM income"
+    _until(lambda: _caught_up(headrace, where))
+    before = headrace("query", sql, *where, "--json").document["rows"]
+    assert headrace("rebuild", "income", *where).code == 0
+
+    def is_filled() -> bool:
+        answer = headrace("query", sql, *where, "--json")  # refused while the view is away
+        return answer.code == 0 and answer.document["rows"] == before
+
+    _until(is_filled)
+    assert headrace("rebuild", "nothing", *where).code == 2
+
+
+def test_a_wrong_query_is_the_users_mistake(up: Up, headrace: Callable[..., Any]) -> None:
+    ended = headrace("query", "SELEC 1", "--project", up.folder)
+    assert ended.code == 2
+    assert "Traceback" not in ended.err
+
+
+def test_the_gateway_does_not_tire_of_queries(up: Up) -> None:
+    """Every query passed on to the engine must give its connection back, also when the client
+    keeps its own."""
+    connection = http.client.HTTPConnection(up.url.removeprefix("http://"), timeout=30)
+    try:
+        for _ in range(QUERIES):
+            connection.request("GET", "/v1/views")
+            assert json.load(connection.getresponse())["views"]
+    finally:
+        connection.close()
+
+
+def test_a_killed_engine_comes_back_and_the_gateway_stays(
+    up: Up, headrace: Callable[..., Any]
+) -> None:
+    where = ("--project", up.folder)
+    before, gateway = up.running("engine")["pid"], up.running("gateway")["pid"]
+    os.kill(before, signal.SIGKILL)
+    assert _sent(up, (up.folder / "events.ndjson").read_bytes())["accepted"] == 1_000
+    _until(lambda: up.running("engine")["pid"] != before, READY_SECONDS_MAX)
+    _until(
+        lambda: headrace("status", *where, "--json").document["engine"]["state"] == "live",
+        READY_SECONDS_MAX,
+    )
+    _until(lambda: _caught_up(headrace, where))
+    assert up.running("gateway")["pid"] == gateway
+
+
+def test_it_ends_in_order(up: Up) -> None:
+    """The last test of this file: afterwards the project is down."""
+    assert up.stop() == 0
+    log = up.log.read_text()
+    assert "is killed" not in log
+    assert log.index("everything acknowledged is durable") < log.rindex("engine ended")

@@ -1,0 +1,68 @@
+"""Reading views over HTTP, on one keep-alive connection."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import Any, Self
+from urllib.parse import quote
+
+from bench.oracle import Rows, rows_of
+from bench.shop import STREAM, TOTALS, VIEWS
+
+__all__ = ["Caller"]
+
+PAGE_ROWS = 1_000
+ANSWER_SECONDS_MAX = 60
+
+
+class Caller:
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, ANSWER_SECONDS_MAX)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def get(self, path: str) -> tuple[int, Any]:
+        """The status and the decoded answer; status 0 while nobody listens."""
+        return self._call("GET", path, None)
+
+    def post_events(self, body: bytes) -> tuple[int, Any]:
+        return self._call("POST", f"/v1/events?name={STREAM}", body)
+
+    def _call(self, method: str, path: str, body: bytes | None) -> tuple[int, Any]:
+        headers = {} if body is None else {"Content-Type": "application/x-ndjson"}
+        try:
+            self._connection.request(method, path, body, headers)
+            answer = self._connection.getresponse()
+            raw = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            return 0, {"detail": str(error)}
+        return answer.status, json.loads(raw) if raw else None
+
+    def events_in_views(self) -> int:
+        """How many events the view of totals has taken in; -1 while it cannot be read."""
+        status, said = self.get(f"/v1/views/{TOTALS}?limit={PAGE_ROWS}")
+        if status != 200:
+            return -1
+        return sum(int(row["events"]) for row in said["rows"])
+
+    def views(self) -> dict[str, Rows]:
+        """All rows of all views, page by page."""
+        return {view.name: rows_of(view, self._rows(view.name)) for view in VIEWS}
+
+    def _rows(self, view: str) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = []
+        cursor: str | None = ""
+        while cursor is not None:
+            position = f"&cursor={quote(cursor)}" if cursor else ""
+            status, said = self.get(f"/v1/views/{view}?limit={PAGE_ROWS}{position}")
+            if status != 200:
+                raise RuntimeError(f"GET /v1/views/{view} answered {status}: {said}")
+            rows += said["rows"]
+            cursor = said["next_cursor"]
+        return rows

@@ -1,0 +1,186 @@
+"""Headrace's own processes, started as a user starts them, and what they cost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+__all__ = [
+    "MemorySample",
+    "MemoryWatch",
+    "Running",
+    "StartFailed",
+    "cpu_seconds",
+    "started",
+    "wait_until",
+]
+
+START_SECONDS_MAX = 120.0
+STOP_SECONDS_MAX = 60.0
+POLL_SECONDS = 0.02
+SAMPLE_SECONDS = 1.0
+MEBIBYTE = 1024 * 1024
+
+
+class StartFailed(Exception):  # noqa: N818
+    """A process ended or said nothing in time; what it printed last follows."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A process tree that was started; `port` is the gateway's."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    directory: Path
+    output: Path
+
+    def tree(self) -> list[psutil.Process]:
+        """The process and everything below it."""
+        root = psutil.Process(self.process.pid)
+        return [root, *root.children(recursive=True)]
+
+    def tail(self) -> str:
+        return _tail(self.output)
+
+
+def wait_until(
+    condition: Callable[[], bool], seconds: float, what: str, gap: float = POLL_SECONDS
+) -> None:
+    """Raises StartFailed after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise StartFailed(f"waited {seconds:.0f} seconds for {what}")
+        time.sleep(gap)
+
+
+@contextlib.contextmanager
+def started(directory: Path, *, gateway_only: bool = False) -> Iterator[Running]:
+    """`headrace up` in this project, or its gateway alone, once it listens. Ended in order at the
+    end; a process that does not end in time is killed."""
+    arguments = ["headrace.gateway", str(directory)]
+    if not gateway_only:
+        arguments = ["headrace", "up", "--project", str(directory)]
+    known = directory / ".headrace" / "run" / "gateway.json"
+    known.unlink(missing_ok=True)
+    output = directory / "output.log"
+    with output.open("ab") as handle:
+        process = _start(arguments, handle)
+    try:
+        wait_until(
+            lambda: known.exists() or process.poll() is not None, START_SECONDS_MAX, "the gateway"
+        )
+        if process.poll() is not None:
+            raise StartFailed(f"ended with code {process.returncode}:\n{_tail(output)}")
+        port = int(json.loads(known.read_text())["port"])
+        yield Running(process, port, directory, output)
+    finally:
+        _stop(process)
+
+
+def _start(arguments: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        process_group=0,
+    )
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS_MAX)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _tail(output: Path) -> str:
+    return "\n".join(output.read_text(errors="replace").splitlines()[-20:])
+
+
+def cpu_seconds(processes: Sequence[psutil.Process]) -> float:
+    """User and system time of these processes; one that has ended counts nothing."""
+    total = 0.0
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+@dataclass(frozen=True)
+class MemorySample:
+    """Proportional set sizes in bytes: pages that processes share count once among them.
+    `mapped` is the part of `total` that is pages of files, which the kernel can take back."""
+
+    at: float
+    total: int
+    mapped: int
+
+
+class MemoryWatch(threading.Thread):
+    """Samples the Python processes of a tree once a second: gateway, engine and Spark's Python
+    workers, without the JVM and without the supervisor above them."""
+
+    def __init__(self, running: Running) -> None:
+        super().__init__(name="memory", daemon=True)
+        self._running = running
+        self._ended = threading.Event()
+        self.samples: list[MemorySample] = []
+
+    def run(self) -> None:
+        while not self._ended.wait(SAMPLE_SECONDS):
+            self.samples.append(self._sample())
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join()
+
+    @property
+    def mebibytes_max(self) -> float:
+        return max(sample.total for sample in self.samples) / MEBIBYTE
+
+    def mebibytes_per_minute(self) -> float:
+        """The slope of the least-squares line through the second half of the samples, without
+        mapped file pages."""
+        later = self.samples[len(self.samples) // 2 :]
+        if len(later) < 2:
+            return 0.0
+        middle = sum(s.at for s in later) / len(later)
+        mean = sum(s.total - s.mapped for s in later) / len(later)
+        above = sum((s.at - middle) * (s.total - s.mapped - mean) for s in later)
+        below = sum((s.at - middle) ** 2 for s in later)
+        return above / below * 60 / MEBIBYTE
+
+    def _sample(self) -> MemorySample:
+        total = mapped = 0
+        for process in self._running.tree()[1:]:
+            with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+                if process.name() != "java":
+                    sizes = _proportional_sizes(process.pid)
+                    total += sizes["Pss"]
+                    mapped += sizes.get("Pss_File", 0)
+        return MemorySample(time.monotonic(), total, mapped)
+
+
+def _proportional_sizes(pid: int) -> dict[str, int]:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    parts = (line.split() for line in lines)
+    return {name.rstrip(":"): int(size) * 1024 for name, size, *_ in parts}

@@ -298,13 +298,25 @@ def test_a_subscriber_that_takes_nothing_is_let_go(
 
 
 def test_more_ticks_than_can_wait_are_read_from_the_store(
-    shop: Any, monkeypatch: pytest.MonkeyPatch
+    shop: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscriptions, "HANDED_OVER_TICKS_MAX", 1)
+    monkeypatch.setattr(subscriptions, "HANDED_OVER_TICKS_MAX", 3)
+    may_go_on, has_begun = threading.Event(), threading.Event()
+    encode = subscriptions.Hub.encode
+
+    def held_up(*arguments: Any, **options: Any) -> Any:
+        has_begun.set()
+        assert may_go_on.wait(20)
+        return encode(*arguments, **options)
+
+    monkeypatch.setattr(subscriptions.Hub, "encode", held_up)
     with follow(shop) as followed:
-        for _ in range(50):
+        shop.tick(income=[("ann", "1.00")])
+        assert has_begun.wait(20)
+        for _ in range(9):
             shop.tick(income=[("ann", "1.00")])
-        assert followed.until_tick(50) == list(range(1, 51))
+        may_go_on.set()
+        assert followed.until_tick(10) == list(range(1, 11))
 
 
 @pytest.fixture

@@ -68,6 +68,10 @@ def start_spark(settings: Settings) -> SparkSession:
         .config("spark.local.dir", str(local))
         .config("spark.sql.warehouse.dir", str(local / "warehouse"))
     )
+    # PySpark logs every failed query with its whole Java stack; the engine says what matters.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
+    logging.getLogger("py4j").setLevel(logging.ERROR)
     log.info("starting Spark on Java %s (%s), %s cores", java.version, java.origin, cores)
     return builder.getOrCreate()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -24,6 +25,13 @@ CHECKS = [
     response_schema_conformance,
 ]
 ENGINE = re.compile(r"/v1/(views|sql)|/readyz")
+
+
+@schemathesis.serializer("application/vnd.apache.arrow.stream", "application/x-ndjson")
+def as_bytes(context: Any, value: Any) -> bytes:
+    return value if isinstance(value, bytes) else json.dumps(value, default=str).encode()
+
+
 schema = schemathesis.openapi.from_dict(openapi_document())
 
 

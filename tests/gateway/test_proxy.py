@@ -47,6 +47,8 @@ class EngineServer:
         file.write_text(json.dumps({"pid": 1, "port": self.port, "secret": secret}))
 
     def close(self) -> None:
+        if not self._thread.is_alive():
+            return
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(20)
 
@@ -153,6 +155,15 @@ def test_changes_flow_at_once_and_end_with_the_client(
         engine.release()
         assert next(parts).startswith(b"id: 1\n\n")
     assert engine.left.wait(20)
+
+
+def test_requests_on_one_connection_leave_nothing_behind(
+    shared_gateway: Any, engine: EngineServer
+) -> None:
+    with httpx.Client(base_url=shared_gateway.url, timeout=20) as client:
+        for _ in range(50):
+            assert client.get("/v1/views").status_code == 200
+        assert "headrace_gateway_forwarding 0.0" in client.get("/metrics").text
 
 
 def test_a_restarted_engine_is_found(shared_gateway: Any, engine: EngineServer) -> None:

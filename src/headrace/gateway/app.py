@@ -40,6 +40,7 @@ logger = logging.getLogger("headrace.gateway")
 Handler = Callable[[Any, Any], Awaitable["Response | None"]]
 
 _VIEW_PATH = re.compile(r"/v1/views/([^/]+)(?:/(changes|deadletters|rebuild))?")
+_QUERY_STRING_CHARACTERS_MAX = 8_192
 _ADMIN_BODY_BYTES_MAX = 4 * 1024 * 1024
 _QUERY_BODY_BYTES_MAX = 1 * 1024 * 1024
 _ENGINE_ANSWER_SECONDS_MAX = 2.0
@@ -219,7 +220,7 @@ class GatewayApp:
     # ------------------------------------------------------------------------------ the gateway's
 
     async def _list_deadletters(self, scope: Any, protocol: Any) -> Response:
-        parameters = parse_qs(scope.query_string, max_num_fields=10)
+        parameters = _parameters(scope.query_string)
         stream = parameters.get("stream", [None])[0]
         if stream is not None:
             known = self._streams.get(stream) or self._streams.get(stream.lower())
@@ -336,7 +337,15 @@ class GatewayApp:
 
 @lru_cache(maxsize=1_024)
 def _stream_parameter(query_string: str) -> str:
-    return parse_qs(query_string[:2_048]).get("name", [""])[0]
+    return _parameters(query_string).get("name", [""])[0]
+
+
+def _parameters(query_string: str) -> dict[str, list[str]]:
+    if len(query_string) > _QUERY_STRING_CHARACTERS_MAX:
+        raise RequestError(
+            422, "bad-parameter", "the query string is too long", hint="send fewer parameters"
+        )
+    return parse_qs(query_string, keep_blank_values=True)
 
 
 def _number_parameter(

@@ -265,8 +265,6 @@ def _value(array: pa.Array, row: int) -> Any:
 def _row_as_json(batch: pa.RecordBatch, row: int) -> bytes:
     """The row as a JSON record, so that it can be repaired and re-submitted like any other."""
     names = batch.schema.names
-    members = {
-        name: _value(column, row) for name, column in zip(names, batch.columns, strict=True)
-    }
+    members = {name: _value(column, row) for name, column in zip(names, batch.columns, strict=True)}
     text = json.dumps(members, default=str, allow_nan=True)
     return text.encode("utf-8", "backslashreplace")

@@ -28,6 +28,7 @@ class Metrics(Collector):
         self.sampled_records = 0
         self.sampled_with_unknown_fields = 0
         self.queue: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        self.forwarding: Callable[[], int] = lambda: 0
         self.is_healthy: Callable[[], bool] = lambda: True
         self._registry = CollectorRegistry()
         self._group_events = Histogram(
@@ -98,6 +99,9 @@ class Metrics(Collector):
         requests, size = self.queue()
         yield GaugeMetricFamily("headrace_gateway_queue_requests", "Requests waiting", requests)
         yield GaugeMetricFamily("headrace_gateway_queue_bytes", "Bytes waiting", size)
+        yield GaugeMetricFamily(
+            "headrace_gateway_forwarding", "Requests the engine is answering", self.forwarding()
+        )
         yield GaugeMetricFamily(
             "headrace_gateway_healthy", "1 while the log can be written", int(self.is_healthy())
         )

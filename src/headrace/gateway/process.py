@@ -10,8 +10,10 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Coroutine
 from importlib.abc import MetaPathFinder
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from granian.constants import HTTPModes, Interfaces
@@ -35,6 +37,7 @@ __all__ = ["run_gateway"]
 logger = logging.getLogger("headrace.gateway")
 
 DRAIN_SECONDS_MAX = 10.0
+LEFT_BEHIND_SECONDS_MAX = 1.0
 SWITCH_INTERVAL_SECONDS = 0.0005
 
 
@@ -74,13 +77,30 @@ def run_gateway(settings: Settings, project: Project) -> int:
     try:
         reader = open_reader(settings.log_directory, project.streams)
         try:
-            with asyncio.Runner(loop_factory=CoalescingLoop) as runner:
-                runner.run(_serve(settings, project, port, access, writer, reader))
+            _run(_serve(settings, project, port, access, writer, reader))
         finally:
             reader.close()
     finally:
         writer.close()
     return 0
+
+
+def _run(main: Coroutine[Any, Any, None]) -> None:
+    """As asyncio.run, but what does not end when it is cancelled is left behind after a while:
+    everything acknowledged is durable by then, and the process must end."""
+    loop = CoalescingLoop()
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_until_complete(main)
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left, timeout=LEFT_BEHIND_SECONDS_MAX))
+        loop.run_until_complete(loop.shutdown_default_executor())
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
 
 
 class _WithoutPandas(MetaPathFinder):
@@ -135,6 +155,7 @@ async def _serve(
     finish_resubmissions(settings, writer, reader, committer.decoders)
     proxy = EngineProxy(settings)
     app = GatewayApp(settings, project, access, committer, reader, proxy, metrics)
+    metrics.forwarding = lambda: len(app.forwarding)
     server = Server(
         app,
         address=settings.gateway.host,

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from granian._granian import RSGIProtocolClosed
 
 from headrace.model.errors import RequestError
 from headrace.model.settings import Settings
@@ -156,20 +157,30 @@ class EngineProxy:
                 if name.lower() not in _NOT_RETURNED
             ]
             transport = protocol.response_stream(answer.status_code, returned)
-            copying = asyncio.ensure_future(_copy(answer, transport))
-            leaving = asyncio.ensure_future(protocol.client_disconnect())
-            await asyncio.wait((copying, leaving), return_when=asyncio.FIRST_COMPLETED)
-            for task in (copying, leaving):
-                task.cancel()
-            results = await asyncio.gather(copying, leaving, return_exceptions=True)
-            failure = results[0]
-            if isinstance(failure, httpx.HTTPError):
-                # The status is sent already. The stream must not look complete.
-                logger.warning("the engine's answer broke off: %s", type(failure).__name__)
-                raise ConnectionAbortedError("the engine's answer broke off")
+            await self._copy_while_connected(answer, protocol, transport)
         finally:
             await answer.aclose()
         return answer.status_code
+
+    async def _copy_while_connected(
+        self, answer: httpx.Response, protocol: Any, transport: Any
+    ) -> None:
+        copying = asyncio.ensure_future(_copy(answer, transport))
+        leaving = protocol.client_disconnect()
+        leaving.add_done_callback(lambda _: copying.cancel())
+        try:
+            await asyncio.wait((copying,))
+        finally:
+            # not awaited: it would only end with the connection, which other requests go on using
+            leaving.cancel()
+            copying.cancel()
+        failure = None if copying.cancelled() else copying.exception()
+        if isinstance(failure, httpx.HTTPError):
+            # The status is sent already. The stream must not look complete.
+            logger.warning("the engine's answer broke off: %s", type(failure).__name__)
+            raise ConnectionAbortedError("the engine's answer broke off")
+        if failure is not None and not isinstance(failure, RSGIProtocolClosed):
+            raise failure
 
 
 async def _copy(answer: httpx.Response, transport: Any) -> None:

@@ -311,7 +311,7 @@ def test_status_metrics_rebuild_and_dead_letters(shop: Any) -> None:
     assert (response.status_code, shop.control.rebuilds) == (202, ["income"])
     _problem(shop.http.post("/v1/views/nothing/rebuild"), 404, "view-unknown")
     shop.add_dead_letter("income")
-    (letter,) = shop.http.get("/v1/views/income/deadletters?limit=5").json()["dead_letters"]
+    (letter,) = shop.http.get("/v1/views/income/deadletters?limit=5").json()["deadletters"]
     assert (letter["offset"], letter["reason"]) == (17, "division by zero")
     _problem(shop.http.get("/v1/views/income/deadletters?after=5"), 400, "parameter")
 

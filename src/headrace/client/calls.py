@@ -96,7 +96,7 @@ def view_dead_letters(name: str, limit: int) -> Call[list[dict[str, Any]]]:
     return Call(
         "GET",
         f"/v1/views/{quote(name, safe='')}/deadletters",
-        lambda headers, content: _document(headers, content)["dead_letters"],
+        lambda headers, content: _document(headers, content)["deadletters"],
         [("limit", str(limit))],
     )
 
@@ -108,7 +108,7 @@ def dead_letters(stream: str | None, after: int, limit: int) -> Call[list[dict[s
     return Call(
         "GET",
         "/v1/deadletters",
-        lambda headers, content: _document(headers, content)["dead_letters"],
+        lambda headers, content: _document(headers, content)["deadletters"],
         parameters,
     )
 

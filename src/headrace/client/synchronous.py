@@ -88,18 +88,18 @@ class Client:
             taken += 1
         return taken
 
-    def flush(self, timeout_seconds: float = 30.0) -> None:
+    def flush(self, timeout: float = 30.0) -> None:
         """Returns when every event given before is durable. Raises UnreachableError naming what is
-        not within the time (it is still being tried), RefusedError if any was refused since the
-        last flush."""
+        not within `timeout` seconds (it is still being tried), RefusedError if any was refused
+        since the last flush."""
         self._connection.check_process()
-        self._sender.flush(timeout_seconds)
+        self._sender.flush(timeout)
 
-    def close(self, timeout_seconds: float = 30.0) -> None:
+    def close(self, timeout: float = 30.0) -> None:
         """Flush, then end. Whatever flush would raise is raised, after everything is let go: what
         is not durable then is lost. Does nothing when closed already."""
         self._connection.check_process()
-        self._sender.close(timeout_seconds)
+        self._sender.close(timeout)
 
     # asking
 

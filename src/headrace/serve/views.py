@@ -133,7 +133,7 @@ async def list_dead_letters(services: Services, request: Request, name: str) -> 
     def read() -> bytes:
         view = services.view_name(name)
         letters = services.store.dead_letters(view, limit)
-        return msgspec.json.encode({"dead_letters": letters})
+        return msgspec.json.encode({"deadletters": letters})
 
     return json_response(await services.reads.run(read))
 

@@ -1,0 +1,135 @@
+"""The client against the real gateway: its numbering, its dead letters, its refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import httpx
+import pytest
+
+from headrace.client import Client, Quarantined
+from headrace.client.outbox import Limits
+from headrace.compile import load_project
+from headrace.log.embedded import open_reader
+from headrace.model.errors import RefusedError
+from headrace.model.settings import load_settings
+
+DEFINITIONS = """
+CREATE STREAM payments (n BIGINT NOT NULL, amount DECIMAL(18, 2)) INTO 1 PARTITIONS;
+"""
+
+
+class Gateway:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        (directory / "headrace.toml").write_text("[gateway]\nport = 0\n")
+        (directory / "streams.sql").write_text(DEFINITIONS)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, port: int = 0) -> str:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "headrace.gateway", str(self.directory)],
+            env={**os.environ, "HEADRACE_GATEWAY_PORT": str(port)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        file = self.directory / ".headrace" / "run" / "gateway.json"
+        ends_at = time.monotonic() + 30
+        while time.monotonic() < ends_at:
+            if file.exists():
+                found = json.loads(file.read_text())
+                if found["pid"] == self._process.pid:
+                    return f"http://127.0.0.1:{found['port']}"
+            assert self._process.poll() is None, "the gateway ended"
+            time.sleep(0.02)
+        raise AssertionError("the gateway did not start in time")
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait(10)
+            self._process = None
+
+
+@pytest.fixture
+def gateway(tmp_path: Path) -> Iterator[Gateway]:
+    gateway = Gateway(tmp_path)
+    yield gateway
+    gateway.kill()
+
+
+def _stored(client: Client) -> int:
+    (stream,) = client.streams()
+    return sum(stream["ends"]) - sum(stream["starts"])
+
+
+def test_what_is_flushed_is_stored_and_the_rest_is_a_dead_letter(gateway: Gateway) -> None:
+    told: list[Quarantined] = []
+    with Client(gateway.start(), on_quarantined=told.append) as client:
+        client.send("payments", ({"n": n, "amount": Decimal("1.50")} for n in range(2_500)))
+        client.send("payments", [{"n": "many"}, {"n": 2_500, "amount": None}])
+        client.flush()
+        counts = client.counts
+        assert (counts.accepted, counts.quarantined, counts.held) == (2_501, 1, 0)
+        assert _stored(client) == 2_501
+        assert [(q.sequence, q.event) for q in told] == [(2_500, b'{"n":"many"}')]
+        (letter,) = client.dead_letters("payments")
+        assert letter["raw"] == '{"n":"many"}'
+        client.resubmit([letter["number"]], [{"n": 7}])
+        assert client.dead_letters() == []
+        assert _stored(client) == 2_502
+
+
+def test_an_unknown_stream_is_refused(gateway: Gateway) -> None:
+    with Client(gateway.start()) as client:
+        client.send("nothing", {"n": 1})
+        with pytest.raises(RefusedError) as caught:
+            client.flush()
+    assert caught.value.status == 404
+
+
+def test_killed_gateways_store_every_event_once(gateway: Gateway) -> None:
+    """The gateway dies again and again while the client sends; it comes back at its address."""
+    url = gateway.start()
+    port = httpx.URL(url).port
+    assert port is not None
+    limits = Limits(batch_events_max=50)
+    total = 10_000
+    with Client(url, limits=limits, request_seconds_max=5) as client:
+        for start in range(0, total, 5_000):
+            client.send("payments", ({"n": n} for n in range(start, start + 5_000)))
+            _until_held_at_most(client, 4_500)
+            gateway.kill()
+            gateway.start(port)
+        client.flush()
+        assert _stored(client) == total
+        assert client.counts.accepted == total
+    gateway.kill()
+    numbers = _numbers_in_log(gateway)
+    assert numbers == list(range(total))
+
+
+def _until_held_at_most(client: Client, held: int) -> None:
+    ends_at = time.monotonic() + 30
+    while client.counts.held > held:
+        assert time.monotonic() < ends_at, "sending does not get on"
+        time.sleep(0.002)
+
+
+def _numbers_in_log(gateway: Gateway) -> list[int]:
+    directory = gateway.directory
+    project = load_project(directory)
+    reader = open_reader(load_settings(directory).log_directory, project.streams)
+    (end,) = reader.ends("payments")
+    batches = list(reader.read("payments", 0, 0, end, ["n"]))
+    numbers = [n for batch in batches for n in batch.batch.column("n").to_pylist()]
+    reader.close()
+    return numbers

@@ -8,7 +8,8 @@ reader can use the folder.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,11 +17,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.log.contract import NO_EVENT_TIME, RECEIVED_AT, LogBatch, stored_schema
-from headrace.log.frames import HEADER_BYTES, fsync_directory
+from headrace.log.frames import HEADER_BYTES, FrameHeader, fsync_directory
 from headrace.log.layout import stream_folder
 from headrace.log.recovery import scan_segment
+from headrace.log.segments import SegmentHead
 from headrace.model.definitions import Stream
-from headrace.model.errors import LogOffsetError
+from headrace.model.errors import LogCorruptError, LogOffsetError
 
 __all__ = ["archive_directory", "archive_segment", "archived_ranges", "read_archive"]
 
@@ -32,20 +34,39 @@ def archive_directory(log_directory: Path, stream: str, partition: int) -> Path:
     return log_directory / "archive" / stream_folder(stream) / f"partition={partition}"
 
 
-def archive_segment(log_directory: Path, stream: str, partition: int, segment: Path) -> Path:
-    """Write a closed segment's events as Parquet; durable under its final name when it returns.
-    Doing it again gives the same file."""
+def archive_segment(
+    log_directory: Path, stream: str, partition: int, segment: Path, end: int
+) -> Path:
+    """Write a closed segment's events, up to offset `end`, as Parquet; durable under its final
+    name when it returns. Doing it again gives the same file. Raises LogCorruptError, and archives
+    nothing, if the segment is damaged."""
     head, frames, _, data = scan_segment(segment)
-    schema = pa.ipc.read_schema(pa.py_buffer(head.schema))
-    end = frames[-1][0].end if frames else head.base_offset
+    reached = head.base_offset
+    for header, position in frames:
+        payload = data[position + HEADER_BYTES : position + HEADER_BYTES + header.length]
+        if zlib.crc32(payload) != header.payload_crc:
+            break
+        reached = header.end
+    if reached != end:
+        raise LogCorruptError(
+            f"{segment} is damaged at offset {reached}", hint="restore the file from a backup"
+        )
     directory = archive_directory(log_directory, stream, partition)
     target = directory / f"{head.base_offset:020d}-{end:020d}.parquet"
-    if target.exists():
-        return target
-    directory.mkdir(parents=True, exist_ok=True)
-    temporary = directory / f".{target.name}.new"
+    if not target.exists():
+        _write_parquet(target, head, frames, pa.py_buffer(data))
+    for folder in (directory, directory.parent, directory.parent.parent, log_directory):
+        fsync_directory(folder)
+    return target
+
+
+def _write_parquet(
+    target: Path, head: SegmentHead, frames: Sequence[tuple[FrameHeader, int]], whole: pa.Buffer
+) -> None:
+    schema = pa.ipc.read_schema(pa.py_buffer(head.schema))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.new")
     described = schema.with_metadata({_MAXIMUM: str(head.maximum).encode()})
-    whole = pa.py_buffer(data)
     with pq.ParquetWriter(temporary, described, compression="zstd") as writer:
         pending: list[pa.RecordBatch] = []
         rows = 0
@@ -64,9 +85,6 @@ def archive_segment(log_directory: Path, stream: str, partition: int, segment: P
     finally:
         os.close(descriptor)
     temporary.replace(target)
-    for folder in (directory, directory.parent, directory.parent.parent, log_directory):
-        fsync_directory(folder)
-    return target
 
 
 def archived_ranges(log_directory: Path, stream: str, partition: int) -> list[tuple[int, int]]:

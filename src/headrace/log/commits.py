@@ -54,6 +54,7 @@ class Commits:
         self.receipts, self.producers = opened.receipts, opened.producers
         self._fresh_receipts = opened.fresh_receipts
         self.next_group = opened.next_group
+        self._durable_ends = opened.durable_ends
         self.dead_letters_dropped = opened.dead_letters_dropped
         self._ends: EndsWriter | None = None
         try:
@@ -125,6 +126,12 @@ class Commits:
         shown = {s: (self.partitions[s].start, self.partitions[s].end) for s in slots}
         shown[COUNTERS_SLOT] = (self.dead_letters_dropped, 0)
         self._ends.publish(shown)
+
+    def make_durable(self, slot: int, end: int) -> None:
+        """Segments may be removed only up to where a checkpoint says they were durable: recovery
+        tells by it what was removed from what was lost."""
+        if self._durable_ends.get(slot, 0) < end:
+            self.checkpoint()
 
     def checkpoint(self) -> None:
         """Make the segments durable and start an empty journal, and wait for it."""
@@ -207,6 +214,7 @@ class Commits:
             checkpoint, unsynced, future = self._running
             if future.exception() is not None:
                 self._write_checkpoint(checkpoint, unsynced)
+            self._durable_ends = checkpoint.ends
             self._running = None
 
     def _change_layout(

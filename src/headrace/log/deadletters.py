@@ -51,6 +51,7 @@ class LetterBounds:
         numbers_max: int,
         bytes_max: int,
         publish: Callable[[int], None],
+        make_durable: Callable[[int, int], None],
     ) -> None:
         self._directory = directory
         self._letters = letters
@@ -59,6 +60,7 @@ class LetterBounds:
         self._bytes_max = bytes_max
         self._segment_rows_max = max(1, numbers_max // 8)
         self._publish = publish
+        self._make_durable = make_durable
 
     def make_room(self, incoming: int) -> int:
         """Drop the oldest until `incoming` more fit. Returns how many letters a frame may hold, so
@@ -84,6 +86,7 @@ class LetterBounds:
         files, oldest = shared_files(self._directory), self._letters.segments[0]
         known = resolved_numbers(files, (self._resolved.start, self._resolved.end))
         gone = range(oldest.base_offset, oldest.end)
+        self._make_durable(self._letters.slot, oldest.end)
         unresolved = len(gone) - sum(1 for number in gone if number in known)
         self._letters.remove_first(before_unlink=lambda: self._publish(unresolved))
         while len(self._resolved.segments) > 1:
@@ -91,6 +94,7 @@ class LetterBounds:
             numbers = resolved_numbers(files, (first.base_offset, first.end))
             if max(numbers) >= self._letters.start:
                 break
+            self._make_durable(self._resolved.slot, first.end)
             self._resolved.remove_first(before_unlink=lambda: self._publish(0))
 
 

@@ -80,6 +80,10 @@ def _take_lock(file: Path) -> int:
             f"the log in {file.parent} is held by process {holder or 'unknown'}",
             hint="a gateway is running for this project already; stop it first",
         ) from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor

@@ -15,6 +15,7 @@ from headrace.log.deadletters import (
     letters_directory,
     resolved_directory,
 )
+from headrace.log.frames import fsync_directory
 from headrace.log.journal import Frame, Journal, JournalFile, journal_files, read_journal_file
 from headrace.log.layout import LETTERS_SLOT, RESOLVED_SLOT, Layout, partition_directory
 from headrace.log.receipts import Producers, Receipts, decode_receipt
@@ -39,6 +40,7 @@ class Opened:
     producers: Producers
     fresh_receipts: list[bytes]
     next_group: int
+    durable_ends: dict[int, int]
     dead_letters_dropped: int
 
 
@@ -53,6 +55,10 @@ def open_log(
     """
     for name in ("journal", "checkpoints", "streams", "deadletters"):
         (directory / name).mkdir(exist_ok=True)
+        # A name that a killed process left may not be durable yet, and is about to be relied on.
+        fsync_directory(directory / name)
+    fsync_directory(directory)
+    fsync_directory(directory.parent)
     receipts = Receipts(
         gateway_settings.idempotency_keys_max, gateway_settings.idempotency_seconds_max
     )
@@ -95,7 +101,9 @@ def open_log(
             f"the journal has events for slots {sorted(frames)}, which layout.json does not name",
             hint="restore the log's directory from a backup",
         )
-    return Opened(journal, checkpoints, partitions, receipts, producers, fresh, next_group, dropped)
+    return Opened(
+        journal, checkpoints, partitions, receipts, producers, fresh, next_group, durable, dropped
+    )
 
 
 def make_partitions(
@@ -133,8 +141,9 @@ def _read_journal(
             journal.recycle(number)
             continue
         file = read_journal_file(directory, number)
-        if file is None and number == numbers[-1]:
-            # The process ended between creating the file and its first entry.
+        is_unused = file is None or (not file.entries and file.first_group < next_group)
+        if is_unused and number == numbers[-1]:
+            # It ended, or failed to be made, between creating the file and its first entry.
             journal.start_file(number, next_group)
             file = read_journal_file(directory, number)
         if file is None or file.first_group != next_group:

@@ -41,8 +41,12 @@ def recover_partition(files: PartitionFiles, durable_end: int, journal: Sequence
     bases = segment_bases(files.directory)
     while bases and bases[-1] >= durable_end and not _has_head(files.directory, bases[-1]):
         _remove(files.directory, bases.pop())
+    if not durable_end and bases and bases[0] > 0:
+        # A power cut took the names before them: what retention removes is checkpointed first.
+        while bases:
+            _remove(files.directory, bases.pop())
     by_base = {frame.header.base_offset: frame for frame in journal}
-    if bases:
+    if bases and bases[0] <= durable_end:
         _adopt(files, bases, durable_end, by_base)
     elif durable_end:
         raise LogCorruptError(f"{files.directory} has lost its segments", hint=_HINT)
@@ -73,6 +77,7 @@ def _adopt(
         received = max((header.received for header in headers), default=-(2**63))
         size = frames_end + INDEX_BYTES * len(headers)
         segments.append(Segment(base, end, size, received))
+        files.unsynced.add(segment_file(directory, base))
         maximum = headers[-1].maximum_after if headers else head.maximum
         if following is not None and end != following:
             for later in bases[bases.index(base) + 1 :]:

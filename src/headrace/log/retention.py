@@ -32,12 +32,14 @@ class Keeper:
         partitions: Mapping[Stream, Sequence[PartitionFiles]],
         append_lock: AbstractContextManager[bool],
         publish: Callable[[Sequence[int]], None],
+        make_durable: Callable[[int, int], None],
     ) -> None:
         self._directory = directory
         self._partitions = {s.name.lower(): files for s, files in partitions.items()}
         self._streams = {s.name.lower(): s for s in partitions}
         self._append_lock = append_lock
         self._publish = publish
+        self._make_durable = make_durable
         self.lock = threading.Lock()
         self._refused: dict[str, tuple[float, str]] = {}
         for name, stream in self._streams.items():
@@ -148,7 +150,7 @@ class Keeper:
     def _free_first(self, name: str, partition: int) -> int:
         """Remove the oldest segment of a partition.
 
-        1. If it is the active one, close it: the next one begins.
+        1. If it is the active one, close it: the next one begins. A checkpoint covers it.
         2. Archive it where the stream says so; durable before it goes.
         3. Move the start on, then remove the files.
         """
@@ -159,10 +161,11 @@ class Keeper:
                 segment = files.segments[0]
                 if len(files.segments) == 1:
                     files.roll()
+                self._make_durable(files.slot, segment.end)
             # 2.
             if stream.retention.action is RetentionAction.ARCHIVE:
                 file = segment_file(files.directory, segment.base_offset)
-                archive_segment(self._directory, stream.name, partition, file)
+                archive_segment(self._directory, stream.name, partition, file, segment.end)
             # 3.
             with self._append_lock:
                 files.remove_first(before_unlink=lambda: self._publish([files.slot]))

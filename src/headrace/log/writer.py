@@ -63,13 +63,20 @@ class EmbeddedWriter:
             gateway_settings.dead_letters_max,
             gateway_settings.dead_letters_bytes_max,
             self._publish_drop,
+            self._commits.make_durable,
         )
         by_stream = {}
         for stream in streams:
             known = self._layouts[stream.name.lower()]
             slots = range(known.slot, known.slot + known.partitions)
             by_stream[stream] = [self._commits.partitions[slot] for slot in slots]
-        self._keeper = Keeper(directory, by_stream, self._commits.lock, self._commits.publish)
+        self._keeper = Keeper(
+            directory,
+            by_stream,
+            self._commits.lock,
+            self._commits.publish,
+            self._commits.make_durable,
+        )
         self._lock = lock
 
     def append(self, group: Group) -> Appended:

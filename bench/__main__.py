@@ -19,8 +19,9 @@ from bench.drain import drain
 from bench.end_to_end import end_to_end
 from bench.freshness import freshness
 from bench.ingest import ingest
-from bench.results import CHECKOUT, FIGURES, Figure, append, compare, lines, table
+from bench.results import FIGURES, Figure, append, compare, lines, table
 from bench.running_cost import startup_and_idle
+from bench.shop import CHECKOUT
 from bench.ticks import ticks
 
 Part = Callable[[Path, bool], Iterator[Figure]]

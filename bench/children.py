@@ -12,7 +12,7 @@ import duckdb
 import pyarrow.parquet as pq
 
 from bench.oracle import Rows, rows_of
-from bench.shop import VIEWS
+from bench.shop import CHECKOUT, VIEWS
 
 __all__ = ["ChildFailed", "duckdb_views", "kept_views", "run_child"]
 
@@ -30,6 +30,7 @@ def run_child(module: str, *arguments: str) -> dict[str, Any]:
         capture_output=True,
         text=True,
         timeout=CHILD_SECONDS_MAX,
+        cwd=CHECKOUT,
         check=False,
     )
     said = [line for line in ended.stdout.splitlines() if line.startswith("{")]

@@ -14,10 +14,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from bench.events import Workload
+from bench.shop import CHECKOUT
 
 __all__ = ["Acknowledged", "Load", "LoadFailed", "LoadResult", "LoadSpec"]
-
-PREPARE_SECONDS_MAX = 300
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,7 @@ class Load:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            cwd=CHECKOUT,
         )
 
     def __enter__(self) -> Self:

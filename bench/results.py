@@ -13,10 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from bench.shop import CHECKOUT
+
 __all__ = ["FIGURES", "Figure", "Goal", "append", "compare", "lines", "table"]
 
 RESULTS = Path(__file__).parent / "results"
-CHECKOUT = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True)

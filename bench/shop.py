@@ -5,8 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["STREAM", "TOTALS", "VIEWS", "Aggregate", "BenchView", "definitions", "write_project"]
+__all__ = [
+    "CHECKOUT",
+    "STREAM",
+    "TOTALS",
+    "VIEWS",
+    "Aggregate",
+    "BenchView",
+    "definitions",
+    "write_project",
+]
 
+CHECKOUT = Path(__file__).parent.parent  # where processes of the benchmarks are started
 STREAM = "transactions"
 TOTALS = "totals"  # counts every event: how far the views have come can be read from it
 

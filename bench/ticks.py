@@ -21,7 +21,7 @@ __all__ = ["ticks"]
 
 def ticks(work: Path, quick: bool) -> Iterator[Figure]:
     """Ticks before the tail is taken let the JVM compile what is hot."""
-    warm_up, measured = (20, 40) if quick else (150, 400)
+    warm_up, measured = (10, 20) if quick else (150, 400)
     project = work / "ticks"
     write_project(project)
     events = (warm_up + measured) * GROUP_EVENTS

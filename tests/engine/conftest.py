@@ -43,12 +43,22 @@ class Recorder:
 
     views: frozenset[str] = frozenset()
     changes: list[ViewChange] = field(default_factory=list)
+    expired: list[str] = field(default_factory=list)
 
     def watched(self) -> frozenset[str]:
         return self.views
 
-    def publish(self, changes: Sequence[ViewChange]) -> None:
+    def publish(
+        self,
+        changes: Sequence[ViewChange],
+        *,
+        tick: int | None = None,
+        committed_at_microseconds: int | None = None,
+    ) -> None:
         self.changes.extend(changes)
+
+    def expire(self, view: str) -> None:
+        self.expired.append(view)
 
 
 @dataclass

@@ -34,11 +34,20 @@ FAILURE_PAUSE_SECONDS = 0.5
 
 
 class Publisher(Protocol):
-    """Whoever passes changes on to subscribers. Neither call may wait."""
+    """Whoever passes changes on to subscribers. No call may wait."""
 
     def watched(self) -> frozenset[str]: ...
 
-    def publish(self, changes: Sequence[ViewChange]) -> None: ...
+    def publish(
+        self,
+        changes: Sequence[ViewChange],
+        *,
+        tick: int | None = None,
+        committed_at_microseconds: int | None = None,
+    ) -> None: ...
+
+    def expire(self, view: str) -> None:
+        """The view begins anew: its subscribers must read it again."""
 
 
 class Engine:
@@ -140,8 +149,11 @@ class Engine:
         if result is not None:
             self._failures = 0
             self._tell()
-            self._control.ticked(result.seconds, result.events, time.time_ns() // 1_000)
-            self._publisher.publish(result.changes)
+            committed_at = time.time_ns() // 1_000
+            self._control.ticked(result.seconds, result.events, committed_at)
+            self._publisher.publish(
+                result.changes, tick=result.tick, committed_at_microseconds=committed_at
+            )
         return result
 
     def rebuild_what_was_asked(self) -> None:
@@ -155,6 +167,7 @@ class Engine:
             self._views[name] = restart_view(
                 self._spark, self._project, definition, self._reader, self._store
             )
+            self._publisher.expire(name)
             self._hold()
             self._tell()
 

@@ -146,9 +146,7 @@ class GatewayApp:
                 hint=f"streams are {', '.join(s.name for s in self._project.streams) or 'none'}",
             )
         if self.is_draining:
-            raise RequestError(
-                503, "stopping", "the gateway is stopping", hint="again", retry_after_seconds=2
-            )
+            raise _stopping()
         retry_key = read_retry_key(headers)
         encoding = check_encoding(headers.get("content-encoding"))
         time_hint = None
@@ -195,6 +193,8 @@ class GatewayApp:
                 hint=f"use {', '.join(routes)}",
             )
         needed, handler = routes[method]
+        if self.is_draining and method == "POST":
+            raise _stopping()
         self._access.check(scope.headers, scope.authority, needed)
         return await handler(scope, protocol)
 
@@ -325,7 +325,7 @@ class GatewayApp:
     async def _readyz(self, scope: Any, protocol: Any) -> Response:
         await self._healthz(scope, protocol)
         if self.is_draining:
-            raise RequestError(503, "stopping", "the gateway is stopping", hint="")
+            raise _stopping()
         code, _ = await self._proxy.read("/healthz", _ENGINE_ANSWER_SECONDS_MAX)
         if code != 200:
             raise EngineAway(f"it answers with status {code}")
@@ -333,6 +333,16 @@ class GatewayApp:
 
     async def _openapi(self, scope: Any, protocol: Any) -> Response:
         return 200, JSON_HEADERS, openapi_body()
+
+
+def _stopping() -> RequestError:
+    return RequestError(
+        503,
+        "stopping",
+        "the gateway is stopping",
+        hint="send again when it is back",
+        retry_after_seconds=2,
+    )
 
 
 @lru_cache(maxsize=1_024)

@@ -8,8 +8,9 @@ Two threads work one after the other on each group, and side by side on two grou
 Jobs (on dead letters) run on the append thread between groups. Retention has a thread of its own:
 archiving takes its time, and the writer lets it run beside appends.
 
-An I/O error of the log is final: what is on the disk is not known any more, so every request is
-answered 503 from then on, until the process is started anew and the log has repaired itself.
+When the log cannot be written, the whole group is answered 503 and the gateway is unhealthy until
+an append succeeds: a full disk may be given room again; after a failed fsync the log refuses for
+good, until the process is started anew and the log has repaired itself.
 """
 
 from __future__ import annotations
@@ -29,7 +30,14 @@ from headrace.gateway.metrics import Metrics
 from headrace.gateway.requests import EventsRequest
 from headrace.log.contract import LogWriter
 from headrace.model.definitions import Project
-from headrace.model.errors import HeadraceError, LogError, LogFullError, RequestError
+from headrace.model.errors import (
+    HeadraceError,
+    KeyReusedError,
+    LogError,
+    LogFullError,
+    ProducerGapsError,
+    RequestError,
+)
 from headrace.model.settings import Settings
 
 __all__ = ["Committer"]
@@ -67,7 +75,7 @@ class Committer:
         self.decoders = {s.name: StreamDecoder(s, settings.gateway) for s in project.streams}
         self._incoming: queue.SimpleQueue[EventsRequest | None] = queue.SimpleQueue()
         self._decoded: queue.Queue[list[StreamRows] | _Job | None] = queue.Queue(maxsize=1)
-        self._jobs_waiting = 0
+        self.jobs_waiting = 0
         self.queue_requests = 0
         self.queue_bytes = 0
         self.failure: str | None = None
@@ -94,10 +102,8 @@ class Committer:
     def submit(self, request: EventsRequest) -> None:
         """Queue a request; its future is completed when it is durable or refused.
 
-        Raises RequestError 429 when the queue is full and 503 after an I/O error of the log.
+        Raises RequestError 429 when the queue is full.
         """
-        if self.failure is not None:
-            raise self._unhealthy()
         size = len(request.body)
         if (
             self.queue_requests >= self._settings.queue_requests_max
@@ -116,9 +122,7 @@ class Committer:
 
     async def run_job(self, run: Callable[[LogWriter], Any]) -> Any:
         """The result of run(writer), done between two groups. Raises what it raises."""
-        if self.failure is not None:
-            raise self._unhealthy()
-        if self._jobs_waiting >= _JOBS_MAX:
+        if self.jobs_waiting >= _JOBS_MAX:
             raise RequestError(
                 429,
                 "queue-full",
@@ -127,12 +131,12 @@ class Committer:
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         future: asyncio.Future[Any] = self._loop.create_future()
-        self._jobs_waiting += 1
+        self.jobs_waiting += 1
         try:
             await asyncio.to_thread(self._decoded.put, _Job(run, future))
             return await future
         finally:
-            self._jobs_waiting -= 1
+            self.jobs_waiting -= 1
 
     def _deliver(self, outcomes: Iterable[Outcome]) -> None:
         for request, outcome in outcomes:
@@ -145,15 +149,6 @@ class Committer:
                 future.set_exception(outcome)
             else:
                 future.set_result(outcome)
-
-    def _unhealthy(self) -> RequestError:
-        return RequestError(
-            503,
-            "log-failed",
-            f"the log cannot be written: {self.failure}",
-            hint="see the gateway's log; check the disk, then start the gateway again",
-            retry_after_seconds=RETRY_AFTER_FULL_SECONDS,
-        )
 
     # ------------------------------------------------------------------------ on the decode thread
 
@@ -243,7 +238,7 @@ class Committer:
         if refusal is None:
             return draft.fresh + draft.settled
         entries = [(rows, entry) for rows in all_rows for entry in rows.entries]
-        if len(entries) == 1 or self.failure is not None:
+        if len(entries) == 1 or refusal.code == "log-failed":
             fresh: list[Outcome] = [(request, refusal) for request, _ in draft.fresh]
             return fresh + draft.settled
         # One request's stream is full, or one producer has too many gaps: the others shall not
@@ -255,8 +250,6 @@ class Committer:
 
     def _append_draft(self, draft: Draft) -> RequestError | None:
         """None if the draft is durable (or empty), else the refusal for its fresh outcomes."""
-        if self.failure is not None:
-            return self._unhealthy()
         if draft.group.batches or draft.group.receipts or draft.group.dead:
             started = time.perf_counter()
             try:
@@ -269,32 +262,36 @@ class Committer:
                     hint=error.hint or "wait for the views to catch up, or raise the limit",
                     retry_after_seconds=RETRY_AFTER_FULL_SECONDS,
                 )
-            except LogError as error:
-                if isinstance(error.__cause__, OSError):
-                    return self._fail(error)
+            except (ProducerGapsError, KeyReusedError) as error:
                 return RequestError(422, error.code, error.message, hint=error.hint)
-            except Exception as error:
-                return self._fail(error)
+            except (LogError, OSError) as error:
+                return self._failed(error)
+            self.failure = None
             self._metrics.observe_group(draft.group, time.perf_counter() - started)
             self._metrics.add_counts(draft.counts)
         self._metrics.add_counts(draft.settled_counts)
         return None
 
-    def _fail(self, error: Exception) -> RequestError:
+    def _failed(self, error: Exception) -> RequestError:
+        if self.failure is None:
+            logger.critical("the log cannot be written; requests are refused", exc_info=error)
         self.failure = str(error) or type(error).__name__
-        logger.critical("the log failed; nothing is accepted any more", exc_info=error)
-        return self._unhealthy()
+        return RequestError(
+            503,
+            "log-failed",
+            f"the log cannot be written: {self.failure}",
+            hint="check the disk and the gateway's log; then start the gateway again",
+            retry_after_seconds=RETRY_AFTER_FULL_SECONDS,
+        )
 
     def _run_job(self, job: _Job) -> None:
         result: Any = None
         failure: Exception | None = None
         try:
-            if self.failure is not None:
-                raise self._unhealthy()
             result = job.run(self._writer)
         except Exception as error:
             if isinstance(error, OSError):
-                failure = self._fail(error)
+                failure = self._failed(error)
             else:
                 failure = error if isinstance(error, HeadraceError) else self._as_refusal(error)
         self._loop.call_soon_threadsafe(_complete, job.future, result, failure)
@@ -303,8 +300,6 @@ class Committer:
 
     def _retain_regularly(self) -> None:
         while not self._closing.wait(self._retention_seconds):
-            if self.failure is not None:
-                return
             try:
                 freed = self._writer.retain(time.time_ns() // 1000)
             except (OSError, LogError) as error:

@@ -204,5 +204,7 @@ async def _drain(app: GatewayApp, committer: Committer) -> None:
     for task in list(app.forwarding):
         task.cancel()
     deadline = time.monotonic() + DRAIN_SECONDS_MAX
-    while time.monotonic() < deadline and (committer.queue_requests or app.is_reading):
+    while time.monotonic() < deadline and (
+        committer.queue_requests or committer.jobs_waiting or app.is_reading
+    ):
         await asyncio.sleep(0.01)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import select
 import signal
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,44 +14,24 @@ from typing import Any
 
 import pytest
 
+from headrace.demo.upright import Upright
+
 pytestmark = pytest.mark.end_to_end
 READY_SECONDS_MAX = 120
-STOP_SECONDS_MAX = 90
 QUERIES = 450  # more than the connections the gateway may have to the engine
 
 
 class Up:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.log = folder / "up.log"
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "headrace",
-                    "up",
-                    str(folder),
-                    "--port",
-                    "0",
-                    "--log-format",
-                    "json",
-                ],
-                stdout=subprocess.PIPE,
-                stderr=log,
-            )
-        assert self.process.stdout is not None
-        ready = select.select([self.process.stdout], [], [], READY_SECONDS_MAX)[0]
-        line = self.process.stdout.readline() if ready else b""
-        assert line, self.log.read_text()
-        self.url = str(json.loads(line)["url"])
+        self._upright = Upright(folder)
+        self.log = self._upright.log_file
+        self.url = self._upright.wait_ready(lambda _: None)
+        self.is_up = True
 
     def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(STOP_SECONDS_MAX)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-        return code
+        self.is_up = False
+        return self._upright.stop()
 
     def running(self, name: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(
@@ -71,7 +48,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     write_project(folder, "shop")
     started = Up(folder)
     yield started
-    if started.process.poll() is None:
+    if started.is_up:
         started.stop()
 
 

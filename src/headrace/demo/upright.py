@@ -69,7 +69,8 @@ class Upright:
     def pid(self) -> int:
         return self._process.pid
 
-    def stop(self) -> None:
+    def stop(self) -> int:
+        """Ends it in order; its exit code."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         try:
@@ -80,3 +81,4 @@ class Upright:
         os.close(self._lifeline)
         if self._process.stdout is not None:
             self._process.stdout.close()
+        return self._process.returncode

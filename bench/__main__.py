@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -95,6 +96,8 @@ def main() -> int:
             print(error.args[0], file=sys.stderr)
             return 1
         return 0
+    # Told to end, the benchmark ends what it has started, as at Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     return _measure(chosen.only, chosen.quick)
 
 

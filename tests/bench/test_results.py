@@ -13,26 +13,24 @@ from bench.processes import MemorySample, MemoryWatch, Running
 from bench.results import FIGURES, Figure, append, compare, lines, table
 
 pytestmark = pytest.mark.unit
-ASKED = tuple(
-    [
-        "ingest_1",
-        "ingest_100",
-        "ingest_1000",
-        "ingest_10000",
-        "end_to_end",
-        "tick_p99",
-        "freshness_p50_1k",
-        "freshness_p99_1k",
-        "freshness_p50_10k",
-        "freshness_p99_10k",
-        "freshness_p99_50k",
-        "drain",
-        "drain_ratio",
-        "drain_ratio_tuned",
-        "idle_core",
-        "startup",
-        "memory",
-    ]
+ASKED = (
+    "ingest_1",
+    "ingest_100",
+    "ingest_1000",
+    "ingest_10000",
+    "end_to_end",
+    "tick_p99",
+    "freshness_p50_1k",
+    "freshness_p99_1k",
+    "freshness_p50_10k",
+    "freshness_p99_10k",
+    "freshness_p99_50k",
+    "drain",
+    "drain_ratio",
+    "drain_ratio_tuned",
+    "idle_core",
+    "startup",
+    "memory",
 )
 
 

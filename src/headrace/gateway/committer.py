@@ -5,6 +5,11 @@ Two threads work one after the other on each group, and side by side on two grou
   2. append   recognise retries, build the group, append it, then answer every request of it with
               a single call into the event loop. Only then is anything acknowledged.
 
+Large groups are decoded beside the append of the one before. While little is queued, that would
+only split it into more and smaller groups, each with its own cost: then the next group is taken
+when the append is done, and, if several clients were served together last time, after giving them
+a moment to come back together.
+
 Jobs (on dead letters) run on the append thread between groups. Retention has a thread of its own:
 archiving takes its time, and the writer lets it run beside appends.
 
@@ -45,6 +50,9 @@ __all__ = ["Committer"]
 logger = logging.getLogger("headrace.gateway")
 
 RETRY_AFTER_SECONDS = 1
+LITTLE_QUEUED_BYTES = 256 * 1024
+LINGER_SECONDS = 0.0003
+LINGERINGS_MAX = 5
 RETRY_AFTER_FULL_SECONDS = 10
 _JOBS_MAX = 64
 
@@ -76,6 +84,9 @@ class Committer:
         self._incoming: queue.SimpleQueue[EventsRequest | None] = queue.SimpleQueue()
         self._decoded: queue.Queue[list[StreamRows] | _Job | None] = queue.Queue(maxsize=1)
         self.jobs_waiting = 0
+        self._is_append_idle = threading.Event()
+        self._is_append_idle.set()
+        self._requests_last = 0
         self.queue_requests = 0
         self.queue_bytes = 0
         self.failure: str | None = None
@@ -155,6 +166,7 @@ class Committer:
     def _decode_groups(self) -> None:
         waiting: EventsRequest | None = self._incoming.get()
         while waiting is not None:
+            self._let_more_come()
             by_stream: dict[str, list[tuple[EventsRequest, bytes]]] = {}
             refused: list[Outcome] = []
             group_bytes = 0
@@ -182,10 +194,26 @@ class Committer:
                 rows += self._decode_stream(name, them, refused)
             if refused:
                 self._loop.call_soon_threadsafe(self._deliver, refused)
+            self._requests_last = sum(len(them) for them in by_stream.values())
+            self._is_append_idle.clear()
             self._decoded.put(rows)
             if not is_stopping:
                 waiting = self._incoming.get()
         self._decoded.put(None)
+
+    def _let_more_come(self) -> None:
+        if self.queue_bytes >= LITTLE_QUEUED_BYTES:
+            return
+        self._is_append_idle.wait()
+        before = self.queue_requests
+        for _ in range(LINGERINGS_MAX):
+            if before >= self._requests_last:
+                return
+            time.sleep(LINGER_SECONDS)
+            now = self.queue_requests
+            if now == before:
+                return
+            before = now
 
     def _decode_stream(
         self,
@@ -217,8 +245,10 @@ class Committer:
         while (work := self._decoded.get()) is not None:
             if isinstance(work, _Job):
                 self._run_job(work)
-            elif work:
+                continue
+            if work:
                 self._commit(work)
+            self._is_append_idle.set()
 
     def _commit(self, all_rows: list[StreamRows]) -> None:
         try:

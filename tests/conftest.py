@@ -26,6 +26,7 @@ FOLDERS = {
     "gateway": "contract",
     "serve": "contract",
     "client": "contract",
+    "bench": "contract",
     "engine": "spark",
     "end_to_end": "end_to_end",
 }

@@ -23,6 +23,7 @@ __all__ = [
     "Slot",
     "arrow_reader",
     "arrow_table",
+    "conformed",
     "connect",
     "quoted",
     "store_type",
@@ -38,28 +39,33 @@ class Slot:
 
     def __init__(self, schema: pa.Schema) -> None:
         self.schema = schema
-        self.table = schema.empty_table()
+        self._empty = schema.empty_table()
+        self.table = self._empty
 
     def fill(self, table: pa.Table) -> None:
-        """The table must have the slot's column names; types are cast where they differ.
-
-        Raises StoreError naming the column when a cast would lose something: DuckDB trusts the
-        schema it saw when the statement was prepared.
-        """
-        columns = []
-        for field in self.schema:
-            try:
-                column = table.column(field.name)
-                columns.append(column if column.type == field.type else column.cast(field.type))
-            except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-                raise StoreError(f"column {field.name}: expected {field.type}: {error}") from error
-        self.table = pa.Table.from_arrays(columns, schema=self.schema)
+        """Raises StoreError as `conformed` does: DuckDB trusts the schema it saw first."""
+        self.table = conformed(table, self.schema)
 
     def clear(self) -> None:
-        self.table = self.schema.empty_table()
+        self.table = self._empty
 
     def __arrow_c_stream__(self, requested_schema: object = None) -> Any:
         return self.table.__arrow_c_stream__(requested_schema)
+
+
+def conformed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The schema's columns of the table, cast where their type differs.
+
+    Raises StoreError naming the column that is missing or that a cast would damage.
+    """
+    columns = []
+    for field in schema:
+        try:
+            column = table.column(field.name)
+            columns.append(column if column.type == field.type else column.cast(field.type))
+        except (KeyError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            raise StoreError(f"column {field.name}: expected {field.type}: {error}") from error
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def connect(file: Path, settings: StoreSettings) -> duckdb.DuckDBPyConnection:

@@ -20,13 +20,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.model.plan import PANE
-from headrace.store.connection import Slot, arrow_table
+from headrace.store.connection import Slot, arrow_table, conformed
 from headrace.store.contract import ViewWrite
 from headrace.store.schema import WINDOW_START, ViewSchema
 
 __all__ = ["Merged", "ViewMerge"]
 
 RECENT_ROWS_MAX = 4_096
+FILTERED_ROWS_MIN = 256  # fewer old rows are merged faster than filtered
+CHUNKS_MAX = 8
 LITERAL_IDS_MAX = 256
 
 
@@ -87,10 +89,9 @@ class ViewMerge:
         statements = {
             f"_insert_{number}": f"INSERT INTO {schema.state_table} FROM {self._written_name}"
         }
-        for name, exact in ((f"_merge_{number}", False), (f"_merge_exact_{number}", True)):
-            statements[name] = schema.merge_sql(
-                self._stage_name, self._old_name, self._value_names, old_is_exact=exact
-            )
+        statements[f"_merge_{number}"] = schema.merge_sql(
+            self._stage_name, self._old_name, self._value_names
+        )
         for index, name in enumerate(self._value_names):
             statements[f"_insert{name}"] = f"INSERT INTO {schema.values_table(index)} FROM {name}"
         for name, sql in statements.items():
@@ -124,18 +125,19 @@ class ViewMerge:
         schema, number = self.schema, self.schema.number
         self._stage.fill(partials)
         self._merge_values(write)
-        statement = f"_merge_{number}" if self._fill_old() else f"_merge_exact_{number}"
-        result = arrow_table(self._connection, f"EXECUTE {statement}")
+        self._fill_old()
+        result = arrow_table(self._connection, f"EXECUTE _merge_{number}")
         replaced = result.column(schema.id).combine_chunks().drop_null()
         first = self._next_id_known()
         ids = pa.array(range(first, first + result.num_rows), pa.int64())
-        rows = result.set_column(result.schema.get_field_index(schema.id), schema.id, ids)
+        rows = result.set_column(len(schema.state), schema.id, ids)
         self._delete(replaced)
         self._written.fill(rows)
         self._connection.execute(f"EXECUTE _insert_{number}")
         before, after = self._changes(result)
-        rows = rows.select(schema.old_schema.names)
-        return Merged(before, after, rows, replaced, first + result.num_rows)
+        return Merged(
+            before, after, conformed(rows, schema.old_schema), replaced, first + result.num_rows
+        )
 
     def _merge_values(self, write: ViewWrite) -> None:
         for index, distinct in enumerate(self.schema.view.distincts):
@@ -149,23 +151,29 @@ class ViewMerge:
                 self._values[index].fill(fresh)
                 self._connection.execute(f"EXECUTE _insert{self._value_names[index]}")
 
-    def _fill_old(self) -> bool:
-        """Whether the old slot may hold more than the matching rows."""
+    def _fill_old(self) -> None:
+        """Every state row that a staged row belongs to, and perhaps more."""
         recent = self._recent_known()
-        if recent is not None and self._covers(recent):
+        first = self._first_start() if recent is not None and self.schema.window else None
+        if recent is None or (
+            recent.from_microseconds is not None
+            and first is not None
+            and first < recent.from_microseconds
+        ):
+            sql = self.schema.touched_sql(self._stage_name)
+            self._old.fill(arrow_table(self._connection, sql))
+        elif first is not None and recent.rows.num_rows > FILTERED_ROWS_MIN:
+            needed = pc.greater_equal(_starts(recent.rows), first)
+            self._old.fill(recent.rows.filter(needed))
+        else:
             self._old.fill(recent.rows)
-            return True
-        self._old.fill(arrow_table(self._connection, self.schema.touched_sql(self._stage_name)))
-        return False
 
-    def _covers(self, recent: _Recent) -> bool:
-        if recent.from_microseconds is None:
-            return True
+    def _first_start(self) -> int:
+        """No window of the staged rows starts earlier."""
         window = self.schema.window
         assert window is not None
         first_pane: int = pc.min(self._stage.table.column(PANE)).as_py()
-        reach = window.size_microseconds - window.pane_microseconds
-        return first_pane - reach >= recent.from_microseconds
+        return first_pane - (window.size_microseconds - window.pane_microseconds)
 
     def _delete(self, ids: pa.Array) -> None:
         if len(ids) == 0:
@@ -183,13 +191,15 @@ class ViewMerge:
 
     def _changes(self, result: pa.Table) -> tuple[pa.Table, pa.Table]:
         schema = self.schema
-        changed = result.filter(result.column(schema.changed))
-        names = schema.public_schema.names
-        before = changed.filter(changed.column(schema.passed)).select(list(schema.before))
-        after = changed.filter(changed.column(schema.passes)).select(list(schema.after))
+        first = len(schema.written_schema)
+        count = len(schema.public_schema)
+        changed = _filtered(result, result.column(schema.changed))
+        after = changed.columns[first : first + count]
+        before = changed.columns[first + count + 1 : first + 1 + 2 * count]
+        public = schema.public_schema
         return (
-            before.rename_columns(names).cast(schema.public_schema),
-            after.rename_columns(names).cast(schema.public_schema),
+            _filtered(pa.Table.from_arrays(before, schema=public), changed.column(schema.passed)),
+            _filtered(pa.Table.from_arrays(after, schema=public), changed.column(schema.passes)),
         )
 
     # Recent rows
@@ -211,7 +221,7 @@ class ViewMerge:
         select = f"SELECT {schema.old_columns_sql()} FROM {schema.state_table}"
         count = self._connection.execute(f"SELECT count(*) FROM {schema.state_table}").fetchall()
         if count[0][0] <= RECENT_ROWS_MAX:
-            return _Recent(arrow_table(self._connection, select), None)
+            return _Recent(self._old_rows(select), None)
         if schema.window is None:
             return None
         newest = (
@@ -220,7 +230,10 @@ class ViewMerge:
         )
         sql = f"{select} WHERE {WINDOW_START} > ({newest})"
         bound = self._connection.execute(f"SELECT epoch_us(({newest}))").fetchall()[0][0]
-        return _Recent(arrow_table(self._connection, sql), bound + 1)
+        return _Recent(self._old_rows(sql), bound + 1)
+
+    def _old_rows(self, sql: str) -> pa.Table:
+        return conformed(arrow_table(self._connection, sql), self.schema.old_schema)
 
     def accept(self, merged: Merged) -> None:
         """The merge is durable: its rows become the recent ones."""
@@ -235,7 +248,9 @@ class ViewMerge:
         added, bound = merged.rows, recent.from_microseconds
         if bound is not None:
             added = added.filter(pc.greater_equal(_starts(added), bound))
-        rows = pa.concat_tables([rows, added.cast(rows.schema)]).combine_chunks()
+        rows = pa.concat_tables([rows, added])
+        if rows.column(0).num_chunks > CHUNKS_MAX:
+            rows = rows.combine_chunks()
         if rows.num_rows <= RECENT_ROWS_MAX:
             self._recent = _Recent(rows, bound)
         elif schema.window is None:
@@ -250,6 +265,11 @@ class ViewMerge:
     def forget(self) -> None:
         """Whether the last transaction happened is unknown: read everything anew."""
         self._recent, self._recent_is_known, self._next_id = None, False, -1
+
+
+def _filtered(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
+    """Mostly every row stays, and then nothing is copied."""
+    return rows if pc.all(mask, min_count=0).as_py() else rows.filter(mask)
 
 
 def _starts(rows: pa.Table) -> pa.ChunkedArray:

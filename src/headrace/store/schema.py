@@ -226,22 +226,22 @@ class ViewSchema:
             f"SELECT {self.old_columns_sql()} FROM {source}"
         )
 
-    def merge_sql(self, stage: str, old: str, values: list[str], *, old_is_exact: bool) -> str:
+    def merge_sql(self, stage: str, old: str, values: list[str]) -> str:
         """New state rows, the id of the row each replaces, finals after and before, and whether
-        the public row differs. Reads slots only, so its plan is made once."""
+        the public row differs. Reads slots only, so its plan is made once. Old rows that no
+        staged row belongs to fall away: cheaper than a join while they are few (measured)."""
         summed = [quoted(column.name) for column in (*self._summed, *self._counts)]
         carried = [*(quoted(c.name) for c in self.group), *(quoted(c.name) for c in self._summed)]
         partials = [quoted(column.name) for column in self.view.partials]
         counts = [quoted(column.name) for column in self._counts]
         after = [quoted(name) for name in self.after]
+        staged = f"{self.prefix}staged"
         empty = [f"NULL AS {name}" for name in (self.id, *after, self.passes)]
-        match = self.matches_sql("o", "g")
-        semi = "" if old_is_exact or not self.group else f" SEMI JOIN staging g ON {match}"
-        new_rows = ", ".join([*carried, *partials, *(f"0 AS {c}" for c in counts), *empty])
-        old_rows = ", ".join([*carried, *partials, *counts, self.id, *after, self.passes])
+        new_rows = [*carried, *partials, *(f"0 AS {c}" for c in counts), *empty]
+        old_rows = [*carried, *partials, *counts, self.id, *after, self.passes]
         both = (
-            f"SELECT {new_rows} FROM staging UNION ALL "
-            f"SELECT {old_rows} FROM (SELECT o.* FROM {old} o{semi})"
+            f"SELECT {', '.join(new_rows)}, true AS {staged} FROM ({self.staging_sql(stage)}) "
+            f"UNION ALL SELECT {', '.join(old_rows)}, false FROM {old}"
         )
         combined = [
             f"CAST({partial.combine} AS {store_type(column.type)}) AS {quoted(column.name)}"
@@ -260,9 +260,9 @@ class ViewSchema:
             f"coalesce(bool_or({self.passes}), false) AS {self.passed}",
         ]
         by = f" GROUP BY {', '.join(group)}" if group else ""
-        merged = f"SELECT {', '.join(aggregates)} FROM ({both}){by}"
+        merged = f"SELECT {', '.join(aggregates)} FROM ({both}){by} HAVING bool_or({staged})"
         return (
-            f"WITH staging AS ({self.staging_sql(stage)}), merged AS ({merged}), "
+            f"WITH merged AS ({merged}), "
             f"complete AS ({self._complete_sql(values)}), "
             f"finished AS (SELECT {self.old_columns_sql()}, "
             f"{', '.join([*map(quoted, self.before), self.passed])} FROM complete) "

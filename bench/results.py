@@ -110,7 +110,7 @@ def lines(figures: Sequence[Figure]) -> str:
 
 
 def append(figures: Sequence[Figure], quick: bool, directory: Path = RESULTS) -> Path:
-    """Add the run to the results of its day, whole or not at all as far as one write goes."""
+    """Add the run to the results of its day; short runs are kept apart, outside the repository."""
     now = datetime.now(UTC)
     record = {
         "at": now.isoformat(timespec="seconds"),
@@ -123,7 +123,7 @@ def append(figures: Sequence[Figure], quick: bool, directory: Path = RESULTS) ->
         },
     }
     directory.mkdir(exist_ok=True)
-    file = directory / f"{now:%Y-%m-%d}.jsonl"
+    file = directory / ("quick.jsonl" if quick else f"{now:%Y-%m-%d}.jsonl")
     with file.open("a", encoding="utf-8") as handle:
         handle.write(json.dumps(record, ensure_ascii=False) + "\n")
     return file

@@ -200,7 +200,7 @@ LIFE = st.tuples(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(lives=st.lists(LIFE, min_size=1, max_size=5), seed=st.integers(0, 2**32))
 def test_a_crash_at_any_call_keeps_exactly_what_was_acknowledged(
     lives: list[tuple[list[Any], str, int]], seed: int, shop: Any
@@ -239,7 +239,7 @@ def test_a_crash_at_any_call_keeps_exactly_what_was_acknowledged(
             assert verify(directory).findings == ()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     faults=st.lists(st.tuples(PARTS, st.integers(0, 30)), min_size=1, max_size=25),
     seed=st.integers(0, 2**32),

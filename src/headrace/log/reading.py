@@ -154,9 +154,14 @@ class PartitionReader:
             position = bisect_right(self._bases, offset) - 1
             if position < 0:
                 raise FileNotFoundError(f"no segment with offset {offset} in {self._directory}")
-            segment = self._files.open_segment(self._directory, self._bases[position])
-            if segment.end <= offset:
-                segment.refresh(published)
+            try:
+                segment = self._files.open_segment(self._directory, self._bases[position])
+                if segment.end <= offset:
+                    segment.refresh(published)
+            except FileNotFoundError:
+                if is_fresh:
+                    raise
+                continue  # removed since the folder was listed
             if segment.end > offset:
                 return segment
         raise LogCorruptError(

@@ -8,6 +8,7 @@ ends its whole group, so that nothing of a project outlives its `up`.
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import signal
 import sys
@@ -61,6 +62,9 @@ def main() -> None:
         sys.exit(exits.exit_code(error))
     except KeyboardInterrupt:
         sys.exit(exits.INTERRUPTED)
+    except Exception:
+        logging.getLogger("headrace").exception("the %s failed", name)  # one record, whole
+        sys.exit(exits.DEFECT)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,11 @@ from headrace.model.settings import EngineSettings, Settings
 from headrace.model.types import DataType, type_from_arrow
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+_FOR_A_HANDFUL_OF_ROWS = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.shuffle.partitions": "1",
+}
 
 
 @pytest.fixture(scope="session")
@@ -34,11 +39,12 @@ def spark_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSessi
     directory = tmp_path_factory.mktemp("spark")
     settings = Settings(directory, engine=EngineSettings(cores=1, java_heap_mebibytes=768))
     session = start_spark(settings)
-    session.conf.set("spark.sql.codegen.wholeStage", "false")  # a handful of rows per query
-    session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+    before = {name: session.conf.get(name) for name in _FOR_A_HANDFUL_OF_ROWS}
+    for name, value in _FOR_A_HANDFUL_OF_ROWS.items():
+        session.conf.set(name, value)
     yield session
-    session.conf.unset("spark.sql.codegen.wholeStage")
-    session.conf.unset("spark.sql.codegen.factoryMode")
+    for name, value in before.items():
+        session.conf.set(name, value)
     if not was_running and SparkContext._active_spark_context is not None:
         stop_spark(session)
 

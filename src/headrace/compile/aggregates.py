@@ -1,8 +1,8 @@
 """The aggregates, one row each: what Spark computes per tick, and how the result is read from it.
 
 Adding an aggregate is adding a row to AGGREGATES. The templates mention `{0}`, `{1}` (arguments)
-and `{position}` (where the event stands: its event time, then partition and offset, so that no two
-are equal); finals mention the state columns by their roles.
+and where the event stands (its event time, then partition and offset, so that no two are equal). A
+final is the role of a state column, or a function of roles that the store's SQL knows.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ _POSITION = "_event_time, _partition, _offset"
 @dataclass(frozen=True)
 class Piece:
     """One state column: `function` of `input` over the tick's events (see plan.Partial).
-    `order` orders min_by and max_by; `is_position` marks the column that holds the order itself,
-    so that it is NULL, and not some value, where the event takes no part."""
+    `order` orders min_by and max_by; the role `order` is the column that keeps it."""
 
     role: str
     function: str
@@ -41,7 +40,7 @@ class Aggregate:
     arguments: int
     takes: str
     pieces: tuple[Piece, ...]
-    final: str
+    final: tuple[str, ...]
     guard: str = ""
     empty: str = "NULL"
     oracle: str = ""
@@ -58,17 +57,17 @@ _EVENT = f"struct({_POSITION})"
 _RANKED = f"struct({{1}}, {_POSITION})"
 
 AGGREGATES = (
-    Aggregate(("count",), 1, "any", (_COUNT,), "{count}", empty="0"),
-    Aggregate(("sum",), 1, "number", (_SUM,), "{sum}"),
-    Aggregate(("avg", "mean"), 1, "number", (_SUM, _COUNT), "_avg({sum}, {count})"),
-    Aggregate(("min",), 1, "ordered", (Piece("min", "min", "{0}"),), "{min}"),
-    Aggregate(("max",), 1, "ordered", (Piece("max", "max", "{0}"),), "{max}"),
+    Aggregate(("count",), 1, "any", (_COUNT,), ("count",), empty="0"),
+    Aggregate(("sum",), 1, "number", (_SUM,), ("sum",)),
+    Aggregate(("avg", "mean"), 1, "number", (_SUM, _COUNT), ("_avg", "sum", "count")),
+    Aggregate(("min",), 1, "ordered", (Piece("min", "min", "{0}"),), ("min",)),
+    Aggregate(("max",), 1, "ordered", (Piece("max", "max", "{0}"),), ("max",)),
     Aggregate(
         ("first", "first_value", "any_value"),
         1,
         "any",
         (Piece("order", "min", _EVENT), Piece("first", "min_by", "{0}", order=_EVENT)),
-        "{first}",
+        ("first",),
         oracle="min_by({0}, {order})",
     ),
     Aggregate(
@@ -76,7 +75,7 @@ AGGREGATES = (
         1,
         "any",
         (Piece("order", "max", _EVENT), Piece("last", "max_by", "{0}", order=_EVENT)),
-        "{last}",
+        ("last",),
         oracle="max_by({0}, {order})",
     ),
     Aggregate(
@@ -84,8 +83,8 @@ AGGREGATES = (
         2,
         "any",
         (Piece("order", "min", _RANKED), Piece("min_by", "min_by", "{0}", order=_RANKED)),
-        "{min_by}",
-        guard="{1} IS NOT NULL",
+        ("min_by",),
+        guard="({1}) IS NOT NULL",
         oracle="min_by({0}, {order})",
     ),
     Aggregate(
@@ -93,8 +92,8 @@ AGGREGATES = (
         2,
         "any",
         (Piece("order", "max", _RANKED), Piece("max_by", "max_by", "{0}", order=_RANKED)),
-        "{max_by}",
-        guard="{1} IS NOT NULL",
+        ("max_by",),
+        guard="({1}) IS NOT NULL",
         oracle="max_by({0}, {order})",
     ),
     Aggregate(
@@ -102,22 +101,22 @@ AGGREGATES = (
         1,
         "number",
         _DEVIATIONS,
-        "_stddev_samp({count}, {m2})",
+        ("_stddev_samp", "count", "m2"),
     ),
-    Aggregate(("stddev_pop",), 1, "number", _DEVIATIONS, "_stddev_pop({count}, {m2})"),
-    Aggregate(("var_samp", "variance"), 1, "number", _DEVIATIONS, "_var_samp({count}, {m2})"),
-    Aggregate(("var_pop",), 1, "number", _DEVIATIONS, "_var_pop({count}, {m2})"),
+    Aggregate(("stddev_pop",), 1, "number", _DEVIATIONS, ("_stddev_pop", "count", "m2")),
+    Aggregate(("var_samp", "variance"), 1, "number", _DEVIATIONS, ("_var_samp", "count", "m2")),
+    Aggregate(("var_pop",), 1, "number", _DEVIATIONS, ("_var_pop", "count", "m2")),
     Aggregate(
         ("count_if",),
         1,
         "boolean",
         (Piece("count", "count", "1"),),
-        "{count}",
+        ("count",),
         guard="{0}",
         empty="0",
     ),
-    Aggregate(("bool_and", "every"), 1, "boolean", (Piece("min", "min", "{0}"),), "{min}"),
-    Aggregate(("bool_or", "some", "any"), 1, "boolean", (Piece("max", "max", "{0}"),), "{max}"),
+    Aggregate(("bool_and", "every"), 1, "boolean", (Piece("min", "min", "{0}"),), ("min",)),
+    Aggregate(("bool_or", "some", "any"), 1, "boolean", (Piece("max", "max", "{0}"),), ("max",)),
 )
 
 

@@ -7,12 +7,13 @@ need special syntax for stays what the user wrote, so that Spark computes what t
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache
 from typing import Any, ClassVar
 
 from sqlglot import expressions as exp
 from sqlglot.dialects.spark import Spark
 from sqlglot.errors import ParseError, TokenError
+from sqlglot.generator import Generator
 from sqlglot.parsers.spark import SparkParser
 from sqlglot.tokenizer_core import Token
 
@@ -29,9 +30,12 @@ class HeadraceSpark(Spark):
     class Tokenizer(Spark.Tokenizer):
         # Spark 4 reads 'it''s' as it's.
         STRING_ESCAPES = ["\\", "'"]  # noqa: RUF012
-        # window is a function and a column here; the WINDOW clause is not in this version.
+        # window is a function and a column here; the WINDOW clause is not in this version. Clocks
+        # without parentheses are read as columns, which know their place, and then refused.
         KEYWORDS = {  # noqa: RUF012
-            word: kind for word, kind in Spark.Tokenizer.KEYWORDS.items() if word != "WINDOW"
+            word: kind
+            for word, kind in Spark.Tokenizer.KEYWORDS.items()
+            if word != "WINDOW" and kind not in SparkParser.NO_PAREN_FUNCTIONS
         }
 
     class Parser(SparkParser):
@@ -63,17 +67,14 @@ def tokenize(source: SourceText) -> list[Token]:
         raise DefinitionError(
             "the text cannot be read: a quote or comment is not closed",
             hint="close it; text is written 'like this'",
-            location=source.location(_first_open_quote(source.text, str(error))),
+            location=source.location(_first_open_quote(source.text, str(error.__cause__))),
         ) from error
 
 
 def _first_open_quote(text: str, message: str) -> int:
-    match = re.search(r"Line:? (\d+), Col:? (\d+)|from (\d+):(\d+)", message, re.IGNORECASE)
-    if match is None:
-        return len(text)
-    line, column = (int(number) for number in match.groups() if number is not None)
-    lines = text.split("\n")
-    return sum(len(part) + 1 for part in lines[: line - 1]) + max(column - 1, 0)
+    """sqlglot says `Missing ' from LINE:OFFSET`; nothing useful about a comment."""
+    match = re.search(r"from \d+:(\d+)", message)
+    return int(match.group(1)) if match is not None else max(text.rfind("/*"), 0)
 
 
 def parse_tokens(tokens: list[Token], source: SourceText) -> exp.Expr:
@@ -95,9 +96,15 @@ def _syntax_error(error: ParseError, tokens: list[Token], source: SourceText) ->
     first = error.errors[0] if error.errors else {}
     line, column = first.get("line"), first.get("col")
     token = next((t for t in tokens if t.line == line and t.col == column), tokens[-1])
-    described = str(first.get("description") or "not valid here").split("\n")[0].rstrip(".")
+    described = str(first.get("description") or "").lower()
+    if described.startswith("required"):
+        described = "an expression is missing"
+    elif described.startswith("expecting"):
+        described = f"expected {described.removeprefix('expecting').strip()}"
+    else:
+        described = "not expected here"
     return DefinitionError(
-        f"near {token.text!r}: {described[:1].lower()}{described[1:]}",
+        f"near {token.text!r}: {described}",
         hint="a view is SELECT … FROM stream [WHERE …] [GROUP BY …] [HAVING …] in Spark SQL",
         location=source.location(token.start),
     )
@@ -120,16 +127,23 @@ def parse_expression(text: str, source: SourceText | None = None) -> exp.Expr:
     return parsed[0]
 
 
+@cache
+def _generator() -> Generator:
+    """One for all: printing an expression neither changes it nor leaves anything behind."""
+    return _DIALECT.generator(**_GENERATOR_OPTIONS)
+
+
 def canonical(node: exp.Expr) -> str:
     """The one spelling of an expression: equal meaning of text gives equal text."""
-    return _DIALECT.generate(node, copy=True, **_GENERATOR_OPTIONS)
+    return _generator().generate(node, copy=False)
 
 
-@lru_cache(maxsize=4096)
-def _is_word(name: str) -> bool:
-    return name.upper() in _DIALECT.tokenizer_class.KEYWORDS
+@cache
+def _words() -> frozenset[str]:
+    """Every word that means something in SQL, those of ORDER BY and the like one by one."""
+    return frozenset(word for key in HeadraceSpark.Tokenizer.KEYWORDS for word in key.split())
 
 
 def identifier(name: str) -> exp.Identifier:
     """Quoted only where it must be, so that `Amount` and Amount are one text."""
-    return exp.Identifier(this=name, quoted=not _PLAIN.match(name) or _is_word(name))
+    return exp.Identifier(this=name, quoted=not _PLAIN.match(name) or name.upper() in _words())

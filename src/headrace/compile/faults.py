@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cached_property
 
 from sqlglot import expressions as exp
 
@@ -22,9 +25,13 @@ class SourceText:
     file: str
     text: str
 
+    @cached_property
+    def _line_starts(self) -> list[int]:
+        return [0, *(match.end() for match in re.finditer("\n", self.text))]
+
     def location(self, offset: int) -> Location:
-        before = self.text[: max(offset, 0)]
-        return Location(self.file, before.count("\n") + 1, len(before) - before.rfind("\n"))
+        line = bisect_right(self._line_starts, max(offset, 0))
+        return Location(self.file, line, max(offset, 0) - self._line_starts[line - 1] + 1)
 
     def mark(self, node: exp.Expr) -> None:
         """Note on every node below where it was written. Nodes without a token of their own get
@@ -55,12 +62,17 @@ def place_all(node: exp.Expr, location: Location) -> None:
 
 
 def location_of(node: exp.Expr, default: Location) -> Location:
-    """Where the leftmost marked part of the node stands."""
-    own = node.meta.get(_AT)
-    if isinstance(own, Location):
-        return own
-    found = [at for part in node.walk() if isinstance(at := part.meta.get(_AT), Location)]
-    return min(found, default=default)
+    """Where the leftmost marked part of the node stands, or else of what it is part of."""
+    above: exp.Expr | None = node
+    while above is not None:
+        own = above.meta.get(_AT)
+        if isinstance(own, Location):
+            return own
+        found = [at for part in above.walk() if isinstance(at := part.meta.get(_AT), Location)]
+        if found:
+            return min(found)
+        above = above.parent
+    return default
 
 
 def closest(word: str, known: Iterable[str]) -> str:

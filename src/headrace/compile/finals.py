@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 from sqlglot import expressions as exp
 
-from headrace.compile.dialect import canonical
+from headrace.compile.dialect import canonical, parse_expression
 from headrace.compile.duckdb_finals import FUNCTIONS, OPERATORS
 from headrace.model.plan import ROWS
 
-__all__ = ["check_final"]
+__all__ = ["WRITTEN", "check_final"]
+
+WRITTEN = "headrace_written"  # what the user wrote where a state column stands now
 
 _LISTED = ", ".join(
     [
@@ -47,14 +49,14 @@ def check_final(
     elif type(node) not in OPERATORS and not isinstance(node, exp.Column):
         on_fault(
             node,
-            f"{canonical(node)} cannot stand above an aggregate or beside the window",
+            f"{_written(node)} cannot stand above an aggregate or beside the window",
             f"above aggregates use {_LISTED}; or compute it when querying",
         )
         return
     if isinstance(node, exp.Div) and not _is_never_zero(node.expression, is_global):
         on_fault(
             node,
-            f"{canonical(node.expression)} may be 0, and Spark fails on a division by zero",
+            f"{_written(node.expression)} may be 0, and Spark fails on a division by zero",
             "use try_divide(a, b), or a / nullif(b, 0): both give NULL then",
         )
     for child in node.iter_expressions():
@@ -72,3 +74,13 @@ def _is_never_zero(node: exp.Expr, is_global: bool) -> bool:
         second = node.expressions[1] if len(node.expressions) == 2 else None
         return isinstance(second, exp.Literal) and float(second.name) == 0
     return False
+
+
+def _written(node: exp.Expr) -> str:
+    """The expression in the user's words."""
+
+    def word(part: exp.Expr) -> exp.Expr:
+        text = part.meta.get(WRITTEN)
+        return parse_expression(text) if isinstance(text, str) else part
+
+    return canonical(node.copy().transform(word, copy=False))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sqlglot import expressions as exp
 
-__all__ = ["function_name", "functions", "kind_of"]
+__all__ = ["function_name", "functions", "is_bare_function", "kind_of"]
 
 
 @cache
@@ -33,3 +33,24 @@ def function_name(node: exp.Expr) -> str | None:
             return None
         return node.sql_name().lower()
     return None
+
+
+def is_bare_function(node: exp.Expr) -> bool:
+    """Whether a column's name is one that Spark reads as a function: current_date, user."""
+    return (
+        isinstance(node, exp.Column)
+        and not node.args.get("table")
+        and node.name.lower() in _WITHOUT_PARENTHESES
+    )
+
+
+_WITHOUT_PARENTHESES = (
+    "current_date",
+    "current_timestamp",
+    "current_time",
+    "localtimestamp",
+    "localtime",
+    "current_user",
+    "session_user",
+    "user",
+)

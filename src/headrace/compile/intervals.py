@@ -30,7 +30,8 @@ def parse_interval(text: str) -> int:
     """Microseconds. Raises IntervalError for months and years, whose length is not fixed."""
     body = text.strip()
     if body.lower().startswith("interval"):
-        body = body[len("interval") :].strip().strip("'")
+        body = body[len("interval") :].replace("'", " ")
+    body = body.strip()
     total = Decimal(0)
     position = 0
     while position < len(body):

@@ -7,6 +7,7 @@ from sqlglot import expressions as exp
 from headrace.compile import spark_types as st
 from headrace.compile.dialect import canonical
 from headrace.compile.duckdb_values import number
+from headrace.compile.streams import UNKNOWN
 from headrace.model.definitions import Stream
 from headrace.model.types import DataType, TypeSyntaxError, parse_type
 
@@ -22,7 +23,7 @@ def known_type(node: exp.Expr, stream: Stream) -> DataType | None:
         return inner if inner is not None and inner.is_numeric else None
     if isinstance(node, exp.Column):
         column = stream.column(node.name) if not node.args.get("table") else None
-        return column.type if column is not None else None
+        return column.type if column is not None and column.type != UNKNOWN else None
     if isinstance(node, exp.Cast):
         try:
             return parse_type(canonical(node.to))

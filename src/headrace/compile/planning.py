@@ -15,7 +15,7 @@ from sqlglot import expressions as exp
 
 from headrace.compile.aggregates import read_call
 from headrace.compile.dialect import canonical, identifier, parse_expression
-from headrace.compile.finals import check_final
+from headrace.compile.finals import WRITTEN, check_final
 from headrace.compile.resolved import (
     ResolvedView,
     has_aggregate,
@@ -27,9 +27,9 @@ from headrace.compile.state import RESERVED, State, unique_name
 from headrace.compile.windows import read_window
 from headrace.model.definitions import Project, Stream, View
 from headrace.model.errors import DefinitionError, Location
-from headrace.model.plan import Expression, ViewPlan
+from headrace.model.plan import Expression, ViewPlan, Window
 
-__all__ = ["build_plan", "plan_view"]
+__all__ = ["plan_view", "split_view"]
 
 OnFault = Callable[[exp.Expr, str, str], None]
 _CONDITIONAL = (exp.Case, exp.If, exp.And, exp.Or)
@@ -48,7 +48,7 @@ def plan_view(project: Project, view: View) -> ViewPlan:
     def raise_fault(node: exp.Expr, message: str, hint: str) -> None:
         raise DefinitionError(f"view {view.name}: {message}", hint=hint, location=view.location)
 
-    return build_plan(resolve_text(view, stream), raise_fault)
+    return _build_plan(resolve_text(view, stream), raise_fault)
 
 
 @dataclass
@@ -70,7 +70,7 @@ class _Planner:
         """The same expression over state columns. The node itself is left as it is."""
         part = window_part(node, self.view.has_window)
         if part is not None:
-            return _over_window(part)
+            return _placed(_over_window(part), node)
         if is_window_key(node) and any(node == key for key in self.view.keys):
             return _over_window("")
         key = self.keys.get(canonical(node))
@@ -94,7 +94,7 @@ class _Planner:
     def _is_for_spark(self, node: exp.Expr, is_conditional: bool) -> bool:
         if not self.view.keys or is_conditional or _is_constant(node):
             return False
-        if not isinstance(node, (exp.Condition, exp.Func, exp.Interval)):
+        if not isinstance(node, (exp.Condition, exp.Func)) or isinstance(node, exp.Interval):
             return False
         return not any(
             read_call(part) is not None
@@ -123,8 +123,9 @@ def _over_window(part: str) -> exp.Expr:
 
 
 def _placed(made: exp.Expr, original: exp.Expr) -> exp.Expr:
-    """Keep the user's place on what replaces it."""
+    """Keep the user's place and words on what replaces it."""
     made.meta.update(original.meta)
+    made.meta[WRITTEN] = canonical(original)
     if "headrace_location" not in made.meta:
         for part in original.walk():
             if isinstance(part.meta.get("headrace_location"), Location):
@@ -133,7 +134,18 @@ def _placed(made: exp.Expr, original: exp.Expr) -> exp.Expr:
     return made
 
 
-def build_plan(view: ResolvedView, on_fault: OnFault) -> ViewPlan:
+@dataclass(frozen=True)
+class _Split:
+    """A view taken apart: what Spark computes and what the store makes of it."""
+
+    state: State
+    keys: tuple[Expression, ...]
+    window: Window | None
+    finals: tuple[Expression, ...]
+    having: str | None
+
+
+def split_view(view: ResolvedView, on_fault: OnFault) -> _Split:
     """Calls `on_fault` for every expression above aggregates that no store can give as Spark
     would; what it returns after that is of no use."""
     taken = {name.lower() for name in RESERVED}
@@ -145,34 +157,38 @@ def build_plan(view: ResolvedView, on_fault: OnFault) -> ViewPlan:
             window = read_window(key)
         else:
             planner.add_key(key)
+    having = None
     if view.is_per_event:
         finals = _per_event(planner)
-        having = None
     else:
         finals = []
         for name, node in view.outputs:
             final = planner.to_state(node)
             check_final(final, view.is_global, on_fault)
             finals.append(Expression(name, canonical(final)))
-        having = None
         if view.having is not None:
             condition = planner.to_state(view.having)
             check_final(condition, view.is_global, on_fault)
             having = canonical(condition)
-    where = canonical(view.where) if view.where is not None else None
+    return _Split(state, tuple(planner.keys.values()), window, tuple(finals), having)
+
+
+def _build_plan(view: ResolvedView, on_fault: OnFault) -> ViewPlan:
+    """Calls `on_fault` as `split_view` does."""
+    split = split_view(view, on_fault)
     return ViewPlan(
         view=view.name,
         stream=view.stream.name,
-        where=where,
-        keys=tuple(planner.keys.values()),
-        window=window,
-        partials=tuple(state.partials.values()),
-        distincts=tuple(state.distincts.values()),
-        finals=tuple(finals),
-        having=having,
+        where=canonical(view.where) if view.where is not None else None,
+        keys=split.keys,
+        window=split.window,
+        partials=tuple(split.state.partials.values()),
+        distincts=tuple(split.state.distincts.values()),
+        finals=split.finals,
+        having=split.having,
         is_global=view.is_global,
         fingerprint=_fingerprint(view),
-        sql=_oracle(view, state),
+        sql=_oracle(view, split.state),
     )
 
 

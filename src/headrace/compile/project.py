@@ -10,7 +10,7 @@ from headrace.compile.faults import Faults, SourceText
 from headrace.compile.passes import run_passes
 from headrace.compile.python import run_python
 from headrace.compile.statements import Statements, ViewStatement, read_statements
-from headrace.compile.streams import StreamDraft, check_name, check_stream
+from headrace.compile.streams import check_name, check_stream, known_part
 from headrace.model.definitions import Output, Project, Stream, View
 from headrace.model.errors import DefinitionErrors, Location
 from headrace.model.settings import load_settings
@@ -69,7 +69,7 @@ def _resolve(name: str, statements: Statements, faults: Faults) -> Project:
     _check_unique(statements, faults)
     streams: dict[str, Stream] = {}
     for draft in statements.streams:
-        stream = check_stream(draft, faults) or _for_views(draft)
+        stream = check_stream(draft, faults) or known_part(draft)
         streams.setdefault(draft.name.lower(), stream)
     view_names = frozenset(view.name.lower() for view in statements.views)
     views = []
@@ -81,16 +81,6 @@ def _resolve(name: str, statements: Statements, faults: Faults) -> Project:
         streams=tuple(sorted(streams.values(), key=lambda stream: stream.name)),
         views=tuple(sorted((v for v in views if v is not None), key=lambda view: view.name)),
     )
-
-
-def _for_views(draft: StreamDraft) -> Stream:
-    """A faulty stream, as far as it goes: its views are checked against what is right in it."""
-    ignored = Faults()
-    without = StreamDraft(draft.name, draft.location, columns=draft.columns)
-    columns = check_stream(without, ignored)
-    known = columns.columns if columns is not None else ()
-    event_time = draft.event_time[0] if draft.event_time is not None else None
-    return Stream(draft.name, known, event_time=event_time, location=draft.location)
 
 
 def _check_unique(statements: Statements, faults: Faults) -> None:

@@ -23,7 +23,7 @@ from headrace.compile.streams import StreamDraft, parse_size
 from headrace.model.definitions import Retention, RetentionAction
 from headrace.model.errors import DefinitionError, Location
 
-__all__ = ["StreamDefinition", "ViewDefinition", "run_python", "stream"]
+__all__ = ["ViewDefinition", "run_python", "stream"]
 
 
 @dataclass
@@ -100,10 +100,11 @@ def stream(
     partition_by: Sequence[str] = (),
     partitions: int = 1,
     retain: str | Mapping[str, str] | None = None,
-) -> StreamDefinition:
+) -> ViewDefinition:
     """Define a stream. `columns` gives each column's type as in SQL (`"STRING NOT NULL"`),
     `watermark` the event time and its delay (`event_time` alone: no delay), `late` what becomes of
-    late events. `retain` is an age (`"7 days"`) or a mapping of `age`, `size` and `then`."""
+    late events. `retain` is an age (`"7 days"`) or a mapping of `age`, `size` and `then`. What it
+    returns begins views over the stream."""
     here = _here()
     draft = StreamDraft(name, here, partitions=partitions, partitions_location=here)
     for column, spelled in columns.items():
@@ -126,7 +127,8 @@ def stream(
     collector = _collector.get()
     if collector is not None:
         collector.statements.streams.append(draft)
-    return StreamDefinition(name, draft)
+    event_time_name = draft.event_time[0] if draft.event_time is not None else "_received_at"
+    return ViewDefinition(name, event_time=event_time_name)
 
 
 def _interval(text: str, what: str, location: Location) -> int:
@@ -274,12 +276,3 @@ def _named(node: exp.Expr, alias: str | None, location: Location) -> exp.Expr:
     made = exp.alias_(node.copy(), alias)
     place_all(made, location)
     return made
-
-
-class StreamDefinition(ViewDefinition):
-    """A stream that was defined; where() and the like begin a view over it."""
-
-    def __init__(self, name: str, draft: StreamDraft) -> None:
-        event_time = draft.event_time[0] if draft.event_time is not None else "_received_at"
-        super().__init__(name, event_time=event_time)
-        object.__setattr__(self, "name", name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from sqlglot import expressions as exp
 
 from headrace.compile.aggregates import Aggregate, Call, Piece, find_aggregate
-from headrace.compile.dialect import canonical, parse_expression
+from headrace.compile.dialect import canonical, identifier, parse_expression
 from headrace.compile.duckdb_combine import combine_sql
 from headrace.compile.known_types import known_type
 from headrace.model.definitions import Stream
@@ -50,8 +50,11 @@ class State:
         columns: dict[str, str] = {}
         for piece in aggregate.pieces:
             columns[piece.role] = self._column(piece, call, guard, columns)
-        text = aggregate.final.format(**{role: f"`{name}`" for role, name in columns.items()})
-        final = parse_expression(text)
+        *function, last = aggregate.final
+        final: exp.Expr = _column_node(columns[last])
+        if function:
+            parts = [_column_node(columns[role]) for role in aggregate.final[1:]]
+            final = exp.Anonymous(this=function[0], expressions=parts)
         if "avg" in aggregate.names:
             self._add_precision(final, call)
         return self._or_zero(final) if aggregate.empty == "0" else final
@@ -80,9 +83,9 @@ class State:
         if call.condition is not None:
             conditions.insert(0, f"({canonical(call.condition)})")
         if not conditions:
-            return parse_expression(f"`{ROWS}`")
+            return _column_node(ROWS)
         text = _guarded("1", " AND ".join(conditions))
-        return parse_expression(f"`{self._add('count', text, '', 'rows', {})}`")
+        return _column_node(self._add("count", text, "", "rows", {}))
 
     def _distinct(self, call: Call) -> exp.Expr:
         arguments = [canonical(argument) for argument in call.arguments]
@@ -95,7 +98,7 @@ class State:
         if value not in self.distincts:
             name = unique_name(f"{_base(call)}__distinct", self.taken)
             self.distincts[value] = Distinct(name, value)
-        return parse_expression(f"`{self.distincts[value].name}`")
+        return _column_node(self.distincts[value].name)
 
     def _column(self, piece: Piece, call: Call, guard: str, columns: dict[str, str]) -> str:
         argument = call.arguments[0]
@@ -141,7 +144,7 @@ def _guard(aggregate: Aggregate, call: Call) -> str:
     texts = [canonical(argument) for argument in call.arguments]
     conditions = [f"({canonical(call.condition)})"] if call.condition is not None else []
     if aggregate.guard:
-        conditions.append(f"({aggregate.guard.format(*(f'({text})' for text in texts))})")
+        conditions.append(f"({aggregate.guard.format(*texts)})")
     if call.is_ignoring_nulls:
         conditions.append(f"({texts[0]}) IS NOT NULL")
     return " AND ".join(conditions)
@@ -149,7 +152,13 @@ def _guard(aggregate: Aggregate, call: Call) -> str:
 
 def _guarded(text: str, guard: str) -> str:
     """NULL where the guard is not met."""
-    return canonical(parse_expression(f"CASE WHEN {guard} THEN {text} END" if guard else text))
+    if not guard:
+        return text
+    return canonical(parse_expression(f"CASE WHEN {guard} THEN {text} END"))
+
+
+def _column_node(name: str) -> exp.Column:
+    return exp.Column(this=identifier(name))
 
 
 def _base(call: Call) -> str:

@@ -18,11 +18,21 @@ from headrace.model.definitions import (
     Stream,
 )
 from headrace.model.errors import Location
-from headrace.model.types import TypeSyntaxError, parse_type
+from headrace.model.types import DataType, TypeSyntaxError, parse_type
 
-__all__ = ["NAME", "StreamDraft", "check_name", "check_stream", "parse_size", "read_stream"]
+__all__ = [
+    "NAME",
+    "UNKNOWN",
+    "StreamDraft",
+    "check_name",
+    "check_stream",
+    "known_part",
+    "parse_size",
+    "read_stream",
+]
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,127}\Z")
+UNKNOWN = DataType("UNKNOWN")  # of a column whose type could not be read
 _SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _SIZES |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _CLAUSES = ("WATERMARK", "EVENT", "LATE", "PARTITION", "INTO", "RETAIN")
@@ -167,7 +177,7 @@ def parse_size(text: str) -> int:
 
 def check_name(name: str, what: str, location: Location, faults: Faults) -> None:
     if not NAME.match(name):
-        reason = "is kept for Headrace's own columns" if name.startswith("_") else "is not a name"
+        reason = "is a name kept for Headrace" if name.startswith("_") else "is not a name"
         faults.add(
             f"{what} {name!r} {reason}",
             "begin with a letter, go on with letters, digits and _, at most 128",
@@ -240,6 +250,14 @@ def check_stream(draft: StreamDraft, faults: Faults) -> Stream | None:
     )
 
 
+def known_part(draft: StreamDraft) -> Stream:
+    """A faulty stream, as far as it goes: its views are checked against what is right in it."""
+    ignored = Faults()
+    columns = _check_columns(draft, ignored)
+    event_time = draft.event_time[0] if draft.event_time is not None else None
+    return Stream(draft.name, tuple(columns), event_time=event_time, location=draft.location)
+
+
 def _check_columns(draft: StreamDraft, faults: Faults) -> list[Column]:
     columns: list[Column] = []
     seen: set[str] = set()
@@ -254,6 +272,7 @@ def _check_columns(draft: StreamDraft, faults: Faults) -> list[Column]:
             columns.append(Column(name, parse_type(spelled), nullable, location))
         except TypeSyntaxError as error:
             faults.add(f"{what}: column {name}: {error}", "choose an accepted type", location)
+            columns.append(Column(name, UNKNOWN, nullable, location))
     if len(draft.columns) > COLUMNS_MAX:
         faults.add(
             f"{what} has {len(draft.columns)} columns", f"at most {COLUMNS_MAX}", draft.location
@@ -268,10 +287,9 @@ def _check_event_time(draft: StreamDraft, by_name: dict[str, Column], faults: Fa
     what = f"stream {draft.name}: event time {name}"
     column = by_name.get(name.lower())
     if column is None:
-        if name.lower() not in {written.lower() for written, *_ in draft.columns}:
-            hint = closest(name, by_name) or "name a TIMESTAMP NOT NULL column of the stream"
-            faults.add(f"{what} is not a column", hint, location)
-    elif column.type.name != "TIMESTAMP" or column.nullable:
+        hint = closest(name, by_name) or "name a TIMESTAMP NOT NULL column of the stream"
+        faults.add(f"{what} is not a column", hint, location)
+    elif column.type != UNKNOWN and (column.type.name != "TIMESTAMP" or column.nullable):
         spelled = f"{column.type}{'' if column.nullable else ' NOT NULL'}"
         faults.add(
             f"{what} is {spelled}", f"declare it as {column.name} TIMESTAMP NOT NULL", location

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["DataType", "TypeSyntaxError", "parse_type", "type_from_arrow"]
 
 DECIMAL_PRECISION_MAX = 38
 NESTING_MAX = 8
 
-_SIMPLE: dict[str, pa.DataType] = {
-    "BOOLEAN": pa.bool_(),
-    "TINYINT": pa.int8(),
-    "SMALLINT": pa.int16(),
-    "INT": pa.int32(),
-    "BIGINT": pa.int64(),
-    "FLOAT": pa.float32(),
-    "DOUBLE": pa.float64(),
-    "STRING": pa.string(),
-    "BINARY": pa.binary(),
-    "DATE": pa.date32(),
-    "TIMESTAMP": pa.timestamp("us", "UTC"),
-}
+_SIMPLE = (
+    "BOOLEAN",
+    "TINYINT",
+    "SMALLINT",
+    "INT",
+    "BIGINT",
+    "FLOAT",
+    "DOUBLE",
+    "STRING",
+    "BINARY",
+    "DATE",
+    "TIMESTAMP",
+)
 _ALIASES = {
     "BOOL": "BOOLEAN",
     "BYTE": "TINYINT",
@@ -37,6 +39,26 @@ _ALIASES = {
     "VARCHAR": "STRING",
 }
 _TOKEN = re.compile(r"\s*([A-Za-z_][A-Za-z0-9_]*|`[^`]+`|\d+|[<>(),:])")
+
+
+@cache
+def _simple_arrow() -> dict[str, pa.DataType]:
+    """Arrow is imported when first needed: definitions are checked without it."""
+    import pyarrow as pa
+
+    return {
+        "BOOLEAN": pa.bool_(),
+        "TINYINT": pa.int8(),
+        "SMALLINT": pa.int16(),
+        "INT": pa.int32(),
+        "BIGINT": pa.int64(),
+        "FLOAT": pa.float32(),
+        "DOUBLE": pa.float64(),
+        "STRING": pa.string(),
+        "BINARY": pa.binary(),
+        "DATE": pa.date32(),
+        "TIMESTAMP": pa.timestamp("us", "UTC"),
+    }
 
 
 class TypeSyntaxError(ValueError):
@@ -56,13 +78,15 @@ class DataType:
     @cached_property
     def arrow(self) -> pa.DataType:
         """Timestamps are microseconds in UTC, strings are 32-bit offset UTF-8."""
+        import pyarrow as pa
+
         if self.name.startswith("DECIMAL"):
             return pa.decimal128(self.precision, self.scale)
         if self.element is not None:
             return pa.list_(self.element.arrow)
         if self.fields:
             return pa.struct([(name, field.arrow) for name, field in self.fields])
-        return _SIMPLE[self.name]
+        return _simple_arrow()[self.name]
 
     @property
     def is_decimal(self) -> bool:
@@ -184,7 +208,7 @@ def type_from_arrow(arrow: pa.DataType) -> DataType:
         fields = tuple((field.name, type_from_arrow(field.type)) for field in arrow)
         spelled = ", ".join(f"{name}: {field}" for name, field in fields)
         return DataType(f"STRUCT<{spelled}>", fields=fields)
-    for name, simple in _SIMPLE.items():
+    for name, simple in _simple_arrow().items():
         if simple == arrow:
             return DataType(name)
     if pa.types.is_large_string(arrow):

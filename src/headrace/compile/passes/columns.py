@@ -10,6 +10,7 @@ from headrace.compile.aggregates import read_call
 from headrace.compile.dialect import identifier
 from headrace.compile.draft import ViewDraft
 from headrace.compile.faults import closest
+from headrace.compile.functions import is_bare_function
 from headrace.compile.resolved import is_window_key
 
 __all__ = ["OWN_COLUMNS", "resolve_columns"]
@@ -81,6 +82,12 @@ def _resolve_column(draft: ViewDraft, column: exp.Column, has_window: bool) -> N
         parts, names = parts[1:], names[1:]
     found = draft.source.column(names[0])
     name = found.name if found is not None else names[0].lower()
+    if found is None and is_bare_function(column):
+        return  # refused by check_functions
+    if found is None and name == "window":
+        event_time = draft.source.event_time or "_received_at"
+        draft.fault(column, "window without a window", f"GROUP BY window({event_time}, '1 minute')")
+        return
     if found is None and name not in OWN_COLUMNS:
         known = [known.name for known in draft.source.columns]
         draft.fault(

@@ -6,7 +6,7 @@ from sqlglot import expressions as exp
 
 from headrace.compile.draft import ViewDraft
 from headrace.compile.faults import closest
-from headrace.compile.functions import function_name, functions, kind_of
+from headrace.compile.functions import function_name, functions, is_bare_function, kind_of
 
 __all__ = ["check_functions"]
 
@@ -20,8 +20,6 @@ _CLOCKS = (
     "localtime",
     "unix_timestamp",
 )
-_NO_PARENS = (exp.CurrentDate, exp.CurrentTimestamp, exp.CurrentUser, exp.SessionUser)
-_SPELLED_OTHERWISE = {"str_position": "position", "any": "bool_or"}
 
 
 def check_functions(draft: ViewDraft) -> None:
@@ -35,14 +33,14 @@ def check_functions(draft: ViewDraft) -> None:
 
 def _check(draft: ViewDraft, node: exp.Expr) -> None:
     if isinstance(node, exp.Window):
-        draft.fault(
+        draft.break_off(
             node,
             "OVER (…) is not in this version",
             "group by window(event_time, '…') instead; exact sliding windows come later",
         )
         return
     if isinstance(node, exp.WithinGroup):
-        draft.fault(
+        draft.break_off(
             node,
             "WITHIN GROUP is not in this version",
             "percentiles cannot be merged exactly; use min, max, avg or stddev",
@@ -55,11 +53,15 @@ def _check(draft: ViewDraft, node: exp.Expr) -> None:
         draft.fault(node, "a subquery is not in this version", "a view reads one stream")
         return
     name = function_name(node)
-    if name is None:
-        return
-    if not isinstance(node, exp.Anonymous) and not isinstance(node, _NO_PARENS):
-        return
-    _check_kind(draft, node, _SPELLED_OTHERWISE.get(name, name))
+    if name is not None and isinstance(node, exp.Anonymous):
+        _check_kind(draft, node, name)
+    elif isinstance(node, exp.Column) and _is_clock(draft, node):
+        _check_kind(draft, node, node.name.lower())
+
+
+def _is_clock(draft: ViewDraft, column: exp.Column) -> bool:
+    """current_date and the like may be written without parentheses."""
+    return is_bare_function(column) and draft.source.column(column.name) is None
 
 
 def _check_kind(draft: ViewDraft, node: exp.Expr, name: str) -> None:

@@ -7,6 +7,7 @@ from sqlglot import expressions as exp
 from headrace.compile.aggregates import read_call
 from headrace.compile.dialect import canonical
 from headrace.compile.draft import ViewDraft
+from headrace.compile.functions import function_name, kind_of
 from headrace.compile.passes.columns import OWN_COLUMNS
 from headrace.compile.resolved import is_window_key, window_part
 
@@ -26,7 +27,12 @@ def check_grouped(draft: ViewDraft) -> None:
 def _check(draft: ViewDraft, node: exp.Expr, keys: set[str], has_window: bool) -> None:
     if window_part(node, has_window) is not None or read_call(node) is not None:
         return
-    if canonical(node) in keys:
+    if is_window_key(node):
+        return  # compared with the window of GROUP BY already
+    name = function_name(node)
+    if canonical(node) in keys or (
+        name is not None and kind_of(name) is None and isinstance(node, exp.Anonymous)
+    ):
         return
     if isinstance(node, exp.Column):
         name = node.parts[0].name

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from sqlglot import expressions as exp
 
+from headrace.compile.dialect import canonical, identifier
 from headrace.compile.draft import ViewDraft
-from headrace.compile.functions import function_name
 from headrace.compile.resolved import has_aggregate, is_window_key
 from headrace.compile.windows import WindowError, read_window, window_node
 
@@ -30,13 +32,13 @@ def _keys(draft: ViewDraft) -> list[exp.Expr]:
     group = draft.select.args.get("group")
     if group is None:
         return []
-    for name in ("grouping_sets", "cube", "rollup", "totals"):
-        if group.args.get(name):
-            draft.fault(
-                group,
-                f"GROUP BY with {name.replace('_', ' ').upper()} is not in this version",
-                "make one view per grouping",
-            )
+    for item in group.find_all(exp.Rollup, exp.Cube, exp.GroupingSets):
+        draft.break_off(
+            item,
+            f"GROUP BY {type(item).__name__.upper()} is not in this version",
+            "make one view per grouping",
+        )
+        return []
     if group.args.get("all"):
         return [node.copy() for _, node, _ in draft.outputs if not has_aggregate(node)]
     return [key for item in group.expressions if (key := _key(draft, item)) is not None]
@@ -85,23 +87,39 @@ def _with_window_first(draft: ViewDraft, keys: list[exp.Expr]) -> list[exp.Expr]
     rest = [key for key in keys if not is_window_key(key)]
     for extra in windows[1:]:
         draft.fault(extra, "two windows in one GROUP BY", "make one view per window")
-    canonical = [_checked_window(draft, node) for node in windows[:1]]
-    for _, node, _ in draft.outputs:
-        for part in node.find_all(exp.Anonymous):
-            if function_name(part) == "window":
-                _canonical_mention(draft, part, bool(windows))
-    return [*(node for node in canonical if node is not None), *rest]
+    checked = [node for node in map(partial(_checked_window, draft), windows[:1]) if node]
+    for index, (name, node, at) in enumerate(draft.outputs):
+        draft.outputs[index] = (name, _with_window_column(draft, node, checked), at)
+    if draft.having is not None:
+        draft.having = _with_window_column(draft, draft.having, checked)
+    return [*checked, *rest]
 
 
-def _canonical_mention(draft: ViewDraft, part: exp.Anonymous, is_grouped: bool) -> None:
-    """window(…) in the SELECT list is spelled as in GROUP BY, so that they are seen as one."""
-    if not is_grouped:
-        draft.fault(part, "window() in SELECT without GROUP BY", "GROUP BY window(event_time, …)")
-        return
-    made = _checked_window(draft, part)
-    if made is not None:
-        part.set("expressions", made.expressions)
-        part.set("this", "window")
+def _with_window_column(draft: ViewDraft, root: exp.Expr, grouped: list[exp.Expr]) -> exp.Expr:
+    """window(…) outside GROUP BY is the column `window`, window(…).start its part."""
+
+    def column(node: exp.Expr) -> exp.Expr:
+        call = node.this if isinstance(node, exp.Dot) else node
+        if not is_window_key(call):
+            return node
+        made = _checked_window(draft, call)
+        if made is None:
+            return node
+        if made not in grouped:
+            draft.fault(
+                call,
+                f"{canonical(made)} is not the window of GROUP BY",
+                f"GROUP BY {canonical(made)}" if not grouped else "use window.start, window.end",
+            )
+            return node
+        parts = [identifier("window")]
+        if isinstance(node, exp.Dot):
+            parts.append(identifier(node.expression.name))
+        for part in parts:
+            part.meta.update(call.meta)
+        return exp.Column(this=parts[-1], table=parts[0] if len(parts) > 1 else None)
+
+    return root.transform(column, copy=False)
 
 
 def _checked_window(draft: ViewDraft, node: exp.Expr) -> exp.Expr | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.compile.draft import ViewDraft
-from headrace.compile.planning import build_plan
+from headrace.compile.planning import split_view
 from headrace.compile.resolved import ResolvedView
 
 __all__ = ["check_plan"]
@@ -12,7 +12,7 @@ __all__ = ["check_plan"]
 def check_plan(draft: ViewDraft) -> None:
     if any(error.message.startswith(f"view {draft.name}: ") for error in draft.faults.errors):
         return  # a plan of what is already refused would only report consequences
-    build_plan(
+    split_view(
         ResolvedView(
             name=draft.name,
             stream=draft.source,

@@ -1,0 +1,6 @@
+CREATE STREAM s (id STRING NOT NULL, amount DECIMAL(18, 2), size INT, tags ARRAY<STRING>, at TIMESTAMP NOT NULL)
+WATERMARK at DELAY OF INTERVAL 5 SECONDS LATE REVISE;
+CREATE MATERIALIZED VIEW v1 AS SELECT id, rand() AS r, uuid() AS u, now() AS n FROM s WHERE at > current_timestamp();
+CREATE MATERIALIZED VIEW v2 AS SELECT count(*) AS n FROM s WHERE at > current_date;
+CREATE MATERIALIZED VIEW v3 AS SELECT id, unix_timestamp() AS u, shuffle(tags) AS t FROM s;
+CREATE MATERIALIZED VIEW v4 AS SELECT id, explode(tags) AS tag FROM s;

@@ -1,0 +1,85 @@
+"""SQL in, plan out. `UPDATE_GOLDEN=1 pytest tests/compile/test_golden.py` writes the plans anew."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from headrace.compile import parse_sql, plan_view
+from headrace.model.definitions import Project
+from headrace.model.errors import DefinitionErrors
+from headrace.model.plan import ViewPlan
+
+HERE = Path(__file__).parent
+GOLDEN = sorted((HERE / "golden").glob("*.sql"))
+MUST_FAIL = sorted((HERE / "must_fail").glob("*.sql"))
+
+
+def _described(project: Project) -> str:
+    lines: list[str] = []
+    for stream in project.streams:
+        lines.append(f"stream {stream.name}")
+        for column in stream.columns:
+            null = "" if column.nullable else " NOT NULL"
+            lines.append(f"  column {column.name} {column.type}{null}")
+        lines.append(
+            f"  event time {stream.event_time}, delay {stream.delay_microseconds} us, "
+            f"late {stream.late_policy.value}"
+        )
+        by = ", ".join(stream.partition_by) or "producer or turns"
+        lines.append(f"  {stream.partitions} partitions by {by}")
+        kept = stream.retention
+        lines.append(
+            f"  keep {kept.age_microseconds} us, {kept.bytes_max} bytes, {kept.action.value}"
+        )
+    for view in project.views:
+        lines.append("")
+        lines += _plan_lines(plan_view(project, view))
+    return "\n".join(lines) + "\n"
+
+
+def _plan_lines(plan: ViewPlan) -> list[str]:
+    lines = [f"view {plan.view}{' (global)' if plan.is_global else ''}"]
+    lines += [f"  where    {plan.where}"] if plan.where else []
+    if plan.window is not None:
+        window = plan.window
+        lines.append(
+            f"  window   size {window.size_microseconds}, slide {window.slide_microseconds}, "
+            f"origin {window.origin_microseconds}, pane {window.pane_microseconds}"
+        )
+    lines += [f"  key      {key.name} = {key.sql}" for key in plan.keys]
+    for partial in plan.partials:
+        order = f" by {partial.order[0]}" if partial.order else ""
+        lines.append(f"  partial  {partial.name} = {partial.function}({partial.input}){order}")
+        lines.append(f"    combine {partial.combine}")
+    lines += [f"  distinct {distinct.name} = {distinct.input}" for distinct in plan.distincts]
+    lines += [f"  final    {final.name} = {final.sql}" for final in plan.finals]
+    lines += [f"  having   {plan.having}"] if plan.having else []
+    return [*lines, f"  sql      {plan.sql}"]
+
+
+def _check(file: Path, text: str) -> None:
+    if os.environ.get("UPDATE_GOLDEN"):
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("file", GOLDEN, ids=lambda file: file.stem)
+def test_golden(file: Path) -> None:
+    project = parse_sql(file.read_text(encoding="utf-8"), file.name)
+    _check(file.with_suffix(".plan"), _described(project))
+
+
+@pytest.mark.parametrize("file", MUST_FAIL, ids=lambda file: file.stem)
+def test_must_fail(file: Path) -> None:
+    with pytest.raises(DefinitionErrors) as caught:
+        parse_sql(file.read_text(encoding="utf-8"), file.name)
+    assert all(error.hint and error.location for error in caught.value.errors)
+    _check(file.with_suffix(".errors"), str(caught.value) + "\n")
+
+
+def test_there_are_golden_files() -> None:
+    assert len(GOLDEN) >= 4
+    assert len(MUST_FAIL) >= 10

@@ -1,0 +1,139 @@
+"""Definitions in Python give the same model as SQL, and their faults the line that said them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import headrace
+from headrace.compile import load_project
+from headrace.model.errors import DefinitionError, DefinitionErrors
+
+SQL = """
+CREATE STREAM transactions (
+  id STRING NOT NULL, user_id STRING NOT NULL, amount DECIMAL(18, 2) NOT NULL, status STRING,
+  created_at TIMESTAMP NOT NULL
+)
+WATERMARK created_at DELAY OF INTERVAL 5 SECONDS LATE REVISE
+PARTITION BY (user_id) INTO 4 PARTITIONS RETAIN 7 DAYS UP TO 10 GB THEN ARCHIVE;
+
+CREATE MATERIALIZED VIEW income_by_user AS
+SELECT window.start AS window_start, window.end AS window_end, user_id,
+       sum(amount) AS income, count(*) AS payments
+FROM transactions WHERE status = 'paid' AND amount > 0
+GROUP BY window(created_at, '3 seconds'), user_id HAVING income > 10;
+
+CREATE MATERIALIZED VIEW hopping AS
+SELECT window.start AS window_start, window.end AS window_end, upper(status) AS state,
+       max(amount) AS most
+FROM transactions GROUP BY window(created_at, INTERVAL 1 HOUR, '30 minutes'), upper(status);
+
+CREATE MATERIALIZED VIEW overall AS SELECT count(*) AS n FROM transactions;
+
+CREATE STREAM pings (host STRING);
+"""
+PYTHON = """
+import headrace
+
+transactions = headrace.stream(
+    "transactions",
+    columns={
+        "id": "STRING NOT NULL",
+        "user_id": "string not null",
+        "amount": "DECIMAL(18, 2) NOT NULL",
+        "status": "STRING",
+        "created_at": "TIMESTAMP NOT NULL",
+    },
+    watermark=("created_at", "5 seconds"),
+    late="revise",
+    partition_by=["user_id"],
+    partitions=4,
+    retain={"age": "7 days", "size": "10 GB", "then": "archive"},
+)
+paid = transactions.where("status = 'paid'").where("AMOUNT > 0")
+(
+    paid.key_by("user_id")
+    .window("3 seconds")
+    .agg(income="sum(amount)", payments="count(*)")
+    .having("income > 10")
+    .view("income_by_user")
+)
+transactions.window("1 hour", slide="30 minutes").key_by(state="upper(status)").agg(
+    most="max(amount)"
+).view("hopping")
+transactions.agg(n="count(*)").view("overall")
+headrace.stream("pings", columns={"host": "STRING"})
+"""
+
+
+def test_python_and_sql_give_equal_projects(tmp_path: Path) -> None:
+    for name, text in (("shop.sql", SQL), ("shop.py", PYTHON)):
+        folder = tmp_path / name.split(".")[1]
+        folder.mkdir()
+        (folder / name).write_text(text)
+    in_sql = load_project(tmp_path / "sql", "shop")
+    in_python = load_project(tmp_path / "py", "shop")
+    assert in_python == in_sql
+    assert len(in_sql.views) == 3
+    view = in_python.view("income_by_user")
+    assert view is not None
+    assert view.location is not None
+    assert (view.location.file, view.location.line) == ("shop.py", 25)
+
+
+FAULTY = """import headrace
+
+events = headrace.stream(
+    "events",
+    columns={"id": "STRNG", "at": "TIMESTAMP NOT NULL"},
+    watermark=("at", "5 moons"),
+    late="revise",
+    retain={"size": "much", "colour": "red"},
+)
+events.agg(n="count(*").view("a")
+events.where("idd = 3").agg(n="count(*)").view("b")
+events.key_by("upper(id)").agg(
+    n="count(*)",
+).view("c")
+raise ValueError("enough")
+"""
+
+
+def test_every_fault_of_a_python_file_has_its_line(folder: Path) -> None:
+    (folder / "events.py").write_text(FAULTY)
+    (folder / "broken.py").write_text("def f(:\n")
+    (folder / "more.sql").write_text("CREATE MATERIALIZED VIEW d AS SELECT x FROM events;")
+    with pytest.raises(DefinitionErrors) as caught:
+        load_project(folder)
+    found = [
+        f"{e.location.file}:{e.location.line}: {e.message}"
+        for e in caught.value.errors
+        if e.location is not None
+    ]
+    assert [line.split("; accepted")[0] for line in found] == [
+        "broken.py:1: Python: invalid syntax",
+        "events.py:3: stream events: column id: 'STRNG' is not a column type",
+        "events.py:3: stream events: retain: 'colour' is not known",
+        "events.py:3: stream events: retain: 'much' is not a size",
+        "events.py:3: stream events: watermark: 'moons' is not a unit of time",
+        "events.py:10: in 'count(*': near '*': expected )",
+        "events.py:11: view b: column idd does not exist in stream events",
+        "events.py:12: view c: upper(id) has no name",
+        "events.py:15: Python: ValueError: enough",
+        "more.sql:1: view d: column x does not exist in stream events",
+    ]
+
+
+def test_outside_a_project_a_fault_is_raised_where_it_is_said() -> None:
+    with pytest.raises(DefinitionError) as caught:
+        headrace.stream("s", columns={"id": "STRING"}, retain="some time")
+    assert caught.value.location is not None
+    assert caught.value.location.file == __file__
+
+
+def test_every_public_name_exists() -> None:
+    for name in headrace.__all__:
+        assert getattr(headrace, name) is not None
+    with pytest.raises(AttributeError):
+        headrace.nothing  # noqa: B018

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import socket
 import threading
 import time
@@ -127,6 +128,54 @@ def test_a_chunked_body_is_cut_at_the_bound(small: Any) -> None:
     except httpx.WriteError:
         pass  # the server has answered and closed while we were still sending
     assert len(sent) < 1_000
+
+
+CHUNK = b"d\r\n" + NOTE + b"\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [[], [CHUNK], [CHUNK, CHUNK], [CHUNK, CHUNK[:7]], [CHUNK, b"zz\r\n"], [CHUNK, b"0\r\n"]],
+)
+def test_a_chunked_body_that_is_cut_off_is_not_stored(
+    small: Any, sent: list[bytes], eventually: Callable[..., None]
+) -> None:
+    answered = small.client.get("/metrics").text
+    with socket.create_connection(("127.0.0.1", small.port), timeout=20) as cut:
+        cut.sendall(
+            b"POST /v1/events?name=notes HTTP/1.1\r\nhost: localhost\r\n"
+            b"transfer-encoding: chunked\r\n\r\n"
+        )
+        for part in sent:
+            cut.sendall(part)
+            time.sleep(0.02)  # so that the parts arrive apart
+    before = _refused(answered)
+    eventually(lambda: _refused(small.client.get("/metrics").text) > before)
+    assert small.stored("notes") == []
+
+
+def _refused(metrics: str) -> float:
+    found = re.search(r'responses_total\{status="400"\} (\S+)', metrics)
+    return float(found.group(1)) if found else 0.0
+
+
+def test_a_chunked_body_is_stored_whole(make_gateway: Callable[..., Any]) -> None:
+    gateway = make_gateway()
+    answer = gateway.client.post("/v1/events?name=notes", content=iter([NOTE, b"\n", NOTE]))
+    assert answer.json()["accepted"] == 2
+
+
+def test_a_body_shorter_than_announced_is_not_stored(
+    small: Any, eventually: Callable[..., None]
+) -> None:
+    before = _refused(small.client.get("/metrics").text)
+    with socket.create_connection(("127.0.0.1", small.port), timeout=20) as cut:
+        cut.sendall(
+            b"POST /v1/events?name=notes HTTP/1.1\r\nhost: localhost\r\n"
+            b"content-length: 50\r\n\r\n" + NOTE
+        )
+    eventually(lambda: _refused(small.client.get("/metrics").text) > before)
+    assert small.stored("notes") == []
 
 
 def test_long_and_deep_records_are_quarantined_with_their_beginning(make_gateway: Any) -> None:

@@ -195,11 +195,7 @@ def _from_carrier(array: pa.Array, data_type: DataType) -> pa.Array | None:
     if data_type.is_decimal:
         return array if _fits(array) else None
     if name == "TIMESTAMP":
-        numbers = pc.min_max(array.view(pa.int64())).as_py()
-        if numbers["min"] is None:
-            return array
-        inside = numbers["min"] >= TIMESTAMP_MINIMUM and numbers["max"] <= TIMESTAMP_MAXIMUM
-        return array if inside else None
+        return array if _is_within_years(array) else None
     if name in ("FLOAT", "DOUBLE"):
         finite = pc.all(pc.is_finite(array)).as_py()
         return None if finite is False else array
@@ -228,6 +224,15 @@ def _from_carrier(array: pa.Array, data_type: DataType) -> pa.Array | None:
         mask = array.is_null() if array.null_count else None
         return pa.StructArray.from_arrays(members, fields=list(data_type.arrow), mask=mask)
     return array
+
+
+def _is_within_years(timestamps: pa.Array) -> bool:
+    """Whether all are in the years 1 to 9999. What lies under a NULL is zero, which is inside."""
+    if not len(timestamps):
+        return True
+    numbers = np.frombuffer(timestamps.buffers()[1], dtype=np.int64)
+    numbers = numbers[timestamps.offset : timestamps.offset + len(timestamps)]
+    return bool(numbers.min() >= TIMESTAMP_MINIMUM and numbers.max() <= TIMESTAMP_MAXIMUM)
 
 
 def _fits(decimals: pa.Array) -> bool:

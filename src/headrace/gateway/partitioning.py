@@ -37,6 +37,7 @@ Words = npt.NDArray[np.uint64]
 _SEED = 0x9E3779B97F4A7C15
 _NULL = 0xD1B54A32D192ED03
 _LONG_BYTES = 64
+_FEW_ROWS = 256
 _MULTIPLIERS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 _SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 
@@ -50,16 +51,28 @@ def _mix(words: Words) -> Words:
 
 def partitions_of_rows(columns: Sequence[pa.Array], partitions: int) -> npt.NDArray[np.uint8]:
     """The partition of each row by the values of `columns`, in their order; partitions ≤ 256."""
+    if len(columns) == 1 and len(columns[0]) <= _FEW_ROWS and pa.types.is_string(columns[0].type):
+        texts = columns[0].to_pylist()
+        return np.array([_partition_of_value(text, partitions) for text in texts], np.uint8)
+    return _partitions_of_many(columns, partitions)
+
+
+def _partitions_of_many(columns: Sequence[pa.Array], partitions: int) -> npt.NDArray[np.uint8]:
     rows = np.zeros(len(columns[0]), dtype=np.uint64)
     for column in columns:
         rows = _mix(rows + _hash_column(column))
     return (rows % np.uint64(partitions)).astype(np.uint8)
 
 
-@lru_cache(maxsize=10_000)
 def partition_of_text(text: str, partitions: int) -> int:
     """The partition of a producer id: as for a single STRING column."""
-    return int(partitions_of_rows([pa.array([text], type=pa.string())], partitions)[0])
+    return _partition_of_value(text, partitions)
+
+
+@lru_cache(maxsize=10_000)
+def _partition_of_value(text: str | None, partitions: int) -> int:
+    """For a few rows, remembering the keys seen last is cheaper than starting vector operations."""
+    return int(_partitions_of_many([pa.array([text], type=pa.string())], partitions)[0])
 
 
 def _hash_column(column: pa.Array) -> Words:

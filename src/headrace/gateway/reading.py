@@ -6,6 +6,8 @@ import asyncio
 import time
 from typing import Any
 
+from granian._granian import RSGIProtocolClosed
+
 from headrace.gateway.committer import RETRY_AFTER_SECONDS, Committer
 from headrace.gateway.requests import Headers
 from headrace.model.errors import RequestError
@@ -30,8 +32,9 @@ class BodyReader:
         return len(self._deadlines)
 
     async def read(self, protocol: Any, headers: Headers, bytes_max: int | None = None) -> bytes:
-        """Raises RequestError: 413 beyond `bytes_max`, 429 when memory is spoken for, 408 for a
-        client that takes longer than request_seconds_max."""
+        """The whole body, never a part of it. Raises RequestError: 400 if it was cut off, 413
+        beyond `bytes_max`, 429 when memory is spoken for, 408 for a client that takes longer than
+        request_seconds_max."""
         bytes_max = self._settings.request_bytes_max if bytes_max is None else bytes_max
         length = headers.get("content-length")
         announced = int(length) if length is not None and length.isdigit() else None
@@ -53,7 +56,13 @@ class BodyReader:
                 self._reserve(len(part))
                 reserved += len(part)
                 parts.append(part)
+            # The server ends a whole body with one empty part. It does not raise for a body that
+            # was cut off or badly chunked, but gives an empty part for that too.
+            if parts.count(b"") != 1 or parts[-1]:
+                raise _cut_off()
             return b"".join(parts)
+        except RSGIProtocolClosed:
+            raise _cut_off() from None
         except asyncio.CancelledError:
             if task not in self._cut:
                 raise
@@ -88,6 +97,12 @@ class BodyReader:
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         self._announced_bytes += size
+
+
+def _cut_off() -> RequestError:
+    return RequestError(
+        400, "body-cut-off", "the body ended before it was whole", hint="send the request again"
+    )
 
 
 def _too_large(bytes_max: int) -> RequestError:

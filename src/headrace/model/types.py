@@ -197,6 +197,10 @@ def _expect(token: str, rest: list[str], text: str) -> list[str]:
 
 def type_from_arrow(arrow: pa.DataType) -> DataType:
     """The column type of Spark's results of this Arrow type. Raises TypeSyntaxError if none."""
+    import pyarrow as pa
+
+    import pyarrow as pa
+
     if pa.types.is_decimal(arrow):
         return parse_type(f"DECIMAL({arrow.precision},{arrow.scale})")
     if pa.types.is_timestamp(arrow):

@@ -139,7 +139,9 @@ def shop() -> str:
 def make_rig(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., Rig]]:
     made: list[Rig] = []
 
-    def make(sql: str = SHOP, engine: EngineSettings | None = None) -> Rig:
+    def make(
+        sql: str = SHOP, engine: EngineSettings | None = None, log: LogSettings | None = None
+    ) -> Rig:
         directory = tmp_path / f"project{len(made)}"
         directory.mkdir()
         (directory / "definitions.sql").write_text(sql)
@@ -147,7 +149,7 @@ def make_rig(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., Rig]
         settings.log_directory.mkdir(parents=True)
         project = load_project(directory)
         writer = open_writer(
-            settings.log_directory, project.streams, LogSettings(), GatewaySettings()
+            settings.log_directory, project.streams, log or LogSettings(), GatewaySettings()
         )
         reader = open_reader(settings.log_directory, project.streams)
         rig = Rig(spark, directory, settings, project, writer, reader)

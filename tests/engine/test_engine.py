@@ -12,7 +12,7 @@ import pytest
 from headrace.engine.views import LiveView
 from headrace.log.hold import read_hold
 from headrace.model.errors import FencedError
-from headrace.model.settings import EngineSettings
+from headrace.model.settings import EngineSettings, LogSettings
 
 UTC = dt.UTC
 EPOCH = dt.datetime(2026, 1, 1, tzinfo=UTC)
@@ -255,3 +255,24 @@ def test_ticks_do_not_remember_each_other(make_rig: Callable[..., Any], shop: st
         rig.append("transactions", [event(second)] * (second + 1))
         rig.settle()
     assert rig.rows("by_status") == [{"status": "paid", "events": 21}]
+
+
+def test_a_rebuild_goes_back_into_the_archive(make_rig: Callable[..., Any], shop: str) -> None:
+    text = shop.replace("INTO 2 PARTITIONS", "INTO 2 PARTITIONS RETAIN 1 HOUR THEN ARCHIVE")
+    rig = make_rig(text, log=LogSettings(segment_bytes_max=4_096))
+    rig.start()
+    for second in range(30):
+        rig.append("transactions", [event(second)] * 20)
+    rig.settle()
+    rig.engine.close()  # writes the hold
+    rig.writer.retain(dt.datetime(2030, 1, 1, tzinfo=UTC).timestamp() * 1_000_000)
+    (begins, _) = rig.reader.starts("transactions")
+    assert begins > 0
+    before = rig.rows("income")
+    rig.stop()
+    rig.start()
+    rig.control.rebuild("income")
+    rig.engine.rebuild_what_was_asked()
+    rig.settle()
+    assert rig.rows("income") == before
+    assert view_of(rig, "income").status.detail == ""

@@ -87,11 +87,13 @@ def _open_view(
 
 
 def _begin(bound: BoundView, stream: Stream, reader: LogReader, store: Store) -> LiveView:
-    starts = reader.starts(stream.name)
+    starts = reader.oldest(stream.name)
     store.create_view(bound, dict(enumerate(starts)))
     detail = ""
     if any(starts):
-        detail = f"begins at offsets {list(starts)}: earlier events are no longer in the log"
+        detail = (
+            f"begins at offsets {list(starts)}: earlier events are neither in the log nor archived"
+        )
         log.warning("view %s %s", bound.name, detail)
     return LiveView(bound.name, stream, bound, starts, ViewStatus("live", detail))
 

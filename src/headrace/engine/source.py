@@ -112,7 +112,7 @@ class Source:
         if RECEIVED_AT in self.columns:
             stored.append(RECEIVED_AT)
         stored = list(dict.fromkeys(stored)) or [RECEIVED_AT]
-        for found in reader.read(
+        for found in reader.read_history(
             self.stream.name, wanted.partition, wanted.start, wanted.end, stored
         ):
             complete = self._complete(found, wanted.partition, clock)

@@ -333,7 +333,7 @@ def _highest_event_time(
         return None
     clock = stream.event_time or RECEIVED_AT
     try:
-        (last,) = reader.read(stream.name, partition, offset - 1, offset, [clock])
+        (last,) = reader.read_history(stream.name, partition, offset - 1, offset, [clock])
     except LogOffsetError:
         return None
     found = max(int(last.batch.column(0)[0].value), last.maximum_before)
@@ -341,6 +341,6 @@ def _highest_event_time(
 
 
 def _event_json(reader: LogReader, stream: Stream, only: Range) -> str:
-    (found,) = reader.read(stream.name, only.partition, only.start, only.end)
+    (found,) = reader.read_history(stream.name, only.partition, only.start, only.end)
     row: dict[str, Any] = found.batch.to_pylist()[0]
     return json.dumps(row, default=str, ensure_ascii=False)

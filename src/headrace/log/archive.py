@@ -24,7 +24,13 @@ from headrace.log.segments import SegmentHead
 from headrace.model.definitions import Stream
 from headrace.model.errors import LogCorruptError, LogOffsetError
 
-__all__ = ["archive_directory", "archive_segment", "archived_ranges", "read_archive"]
+__all__ = [
+    "archive_directory",
+    "archive_segment",
+    "archived_ranges",
+    "read_archive",
+    "unbroken_from",
+]
 
 _MAXIMUM = b"headrace.maximum_before"
 _ROWS_PER_GROUP = 65_536
@@ -94,6 +100,15 @@ def archived_ranges(log_directory: Path, stream: str, partition: int) -> list[tu
         return []
     names = [file.stem.split("-") for file in directory.glob("[0-9]*.parquet")]
     return sorted((int(start), int(end)) for start, end in names)
+
+
+def unbroken_from(ranges: Sequence[tuple[int, int]], start: int) -> int:
+    """How far back one can read without a hole: the archive up to where the log starts."""
+    for first, last in reversed(ranges):
+        if last < start:
+            break
+        start = min(start, first)
+    return start
 
 
 def read_archive(

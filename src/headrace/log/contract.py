@@ -141,8 +141,23 @@ class LogReader(Protocol):
         if bytes fail their checksum (checked when asked for through `verify`, not on each read).
         """
 
+    def oldest(self, stream: str) -> tuple[int, ...]:
+        """The first offset that can still be read, per partition: starts(), or earlier where the
+        archive goes on without a hole."""
+
+    def read_history(
+        self,
+        stream: str,
+        partition: int,
+        start: int,
+        end: int,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[LogBatch]:
+        """As read(), going back into the archive for what the log no longer holds."""
+
     def size_bytes(self, stream: str, partition: int, start: int, end: int) -> int:
-        """About how many bytes read() of that range will touch; used to size ticks."""
+        """About how many bytes of the log read() of that range will touch; used to size ticks.
+        Archived events count nothing."""
 
     def dead_letters(self, stream: str | None, after: int, limit: int) -> Sequence[DeadLetter]:
         """Dead letters with number > after, ascending, resolved ones left out."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.log.archive import read_archive
+from headrace.log.archive import archived_ranges, read_archive, unbroken_from
 from headrace.log.contract import (
     NO_EVENT_TIME,
     RECEIVED_AT,
@@ -65,9 +65,10 @@ class EmbeddedReader:
         return self._pieces(definition, partition, start, end, schema)
 
     def size_bytes(self, stream: str, partition: int, start: int, end: int) -> int:
-        self._check_range(stream, partition, start, end)
+        start = max(start, self.starts(stream)[partition])
         if start >= end:
             return 0
+        self._check_range(stream, partition, start, end)
         reader = self._files.partition(partition_directory(self._directory, stream, partition))
         return reader.size_bytes(start, end)
 
@@ -76,6 +77,28 @@ class EmbeddedReader:
         LogOffsetError for offsets the archive does not hold."""
         definition = self._stream(stream)
         return read_archive(self._directory, definition, partition, start, end)
+
+    def oldest(self, stream: str) -> tuple[int, ...]:
+        return tuple(
+            unbroken_from(archived_ranges(self._directory, stream, partition), start)
+            for partition, start in enumerate(self.starts(stream))
+        )
+
+    def read_history(
+        self,
+        stream: str,
+        partition: int,
+        start: int,
+        end: int,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[LogBatch]:
+        begins = self.starts(stream)[partition]
+        if start < begins:
+            for found in self.read_archive(stream, partition, start, min(end, begins)):
+                batch = found.batch if columns is None else found.batch.select(list(columns))
+                yield LogBatch(found.base_offset, found.maximum_before, batch)
+        if end > begins:
+            yield from self.read(stream, partition, max(start, begins), end, columns)
 
     def dead_letters(self, stream: str | None, after: int, limit: int) -> Sequence[DeadLetter]:
         for _ in range(_ATTEMPTS_MAX):

@@ -192,3 +192,19 @@ def test_an_entry_forged_in_an_event_does_not_pass_for_one(tmp_path: Path, shop:
         handle.seek(end + 640)
         handle.write(forged)
     check(tmp_path / "log", shop, stream, 2)
+
+
+def test_a_headless_segment_in_the_middle_is_written_again(tmp_path: Path, shop: Any) -> None:
+    """A power cut may keep a later file and lose an earlier one."""
+    stream, small = shop.stream(partitions=1), LogSettings(segment_bytes_max=4_096)
+    writer = open_writer(tmp_path / "log", [stream], small, GatewaySettings())
+    for n in range(20):
+        writer.append(Group((shop.to(stream, 0, n * 20, 20),)))
+    writer.close()
+    segments = sorted((tmp_path / "log" / "streams/transactions/0").glob("*.segment"))
+    assert len(segments) > 3
+    segments[1].write_bytes(bytes(segments[1].stat().st_size))
+    open_writer(tmp_path / "log", [stream], small, GatewaySettings()).close()
+    reader = open_reader(tmp_path / "log", [stream])
+    assert shop.ids(reader, "transactions", 0) == list(range(400))
+    assert verify(tmp_path / "log").findings == ()

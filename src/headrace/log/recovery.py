@@ -39,7 +39,10 @@ def recover_partition(files: PartitionFiles, durable_end: int, journal: Sequence
     """Make `files` ready to append: everything in the journal is in its segments when this
     returns. Raises LogCorruptError if events before the journal are missing or damaged."""
     bases = segment_bases(files.directory)
-    while bases and bases[-1] >= durable_end and not _has_head(files.directory, bases[-1]):
+    headless = next(
+        (b for b in bases if b >= durable_end and not _has_head(files.directory, b)), None
+    )
+    while headless is not None and bases and bases[-1] >= headless:
         _remove(files.directory, bases.pop())
     if not durable_end and bases and bases[0] > 0:
         # A power cut took the names before them: what retention removes is checkpointed first.

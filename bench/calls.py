@@ -28,7 +28,9 @@ class Caller:
 
     def get(self, path: str) -> tuple[int, Any]:
         """The status and the decoded answer; status 0 while nobody listens."""
-        return self._call("GET", path, None)
+        status, said = self._call("GET", path, None)
+        # A kept connection may have been closed by the other side in the meantime.
+        return (status, said) if status else self._call("GET", path, None)
 
     def post_events(self, body: bytes) -> tuple[int, Any]:
         return self._call("POST", f"/v1/events?name={STREAM}", body)

@@ -101,7 +101,10 @@ def wait_for_engine(running: Running, caller: Caller) -> None:
             raise StartFailed(f"it ended while starting:\n{running.tail()}")
         return caller.get("/readyz")[0] == 200 and caller.events_in_views() >= 0
 
-    wait_until(is_ready, READY_SECONDS_MAX, f"the engine; so far:\n{running.tail()}", gap=0.1)
+    try:
+        wait_until(is_ready, READY_SECONDS_MAX, "the engine", gap=0.1)
+    except StartFailed as error:
+        raise StartFailed(f"{error}; it said:\n{running.tail()}") from error
 
 
 def wait_for_events(caller: Caller, events: int) -> None:

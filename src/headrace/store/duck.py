@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,6 @@ import pyarrow as pa
 
 from headrace.model.errors import (
     FencedError,
-    MergeError,
     QueryError,
     StoreError,
     StoreLockedError,
@@ -48,7 +48,7 @@ from headrace.store.ledger import (
     read_freshness,
     read_ledger,
 )
-from headrace.store.merge import Merged, ViewMerge
+from headrace.store.merge import Merged, ViewMerge, merge_views
 from headrace.store.paging import read_page
 from headrace.store.queries import Queries, working_memory_bytes
 from headrace.store.schema import ViewSchema
@@ -93,6 +93,8 @@ class DuckStore:
         self._lock = threading.RLock()
         self._connection = connect(file, settings)
         self._ledger = Ledger(self._connection)
+        self._computing = self._connection.cursor()
+        self._pool = ThreadPoolExecutor(1, "store-merge")
         self._merges: dict[str, ViewMerge] = {}
         self._views: dict[str, StoredView] = {}
         self._freshness = Freshness(0, 0)
@@ -167,7 +169,7 @@ class DuckStore:
             except duckdb.Error as error:
                 raise StoreError(f"view {view.name} cannot be stored: {error}") from error
             self._views = self._ledger.stored_views()
-            self._merges[view.name] = ViewMerge(self._connection, schema)
+            self._merges[view.name] = ViewMerge(self._connection, self._computing, schema)
 
     def open_view(self, view: BoundView) -> None:
         with self._lock:
@@ -179,7 +181,7 @@ class DuckStore:
                 )
             if view.name not in self._merges:
                 schema = ViewSchema(view, stored.number)
-                self._merges[view.name] = ViewMerge(self._connection, schema)
+                self._merges[view.name] = ViewMerge(self._connection, self._computing, schema)
 
     def drop_view(self, name: str) -> None:
         with self._lock:
@@ -251,14 +253,10 @@ class DuckStore:
     def _commit(
         self, write: TickWrite, want_changes: frozenset[str] | None
     ) -> Sequence[ViewChange]:
-        merged: dict[str, Merged] = {}
         lowest = None
         try:
             with self._transaction():
-                for view in write.views:
-                    result = self._merge(view)
-                    if result is not None:
-                        merged[view.view] = result
+                merged = merge_views(self._merges, write.views, self._pool)
                 moved = {
                     view.view: self._moved(view, merged.get(view.view)) for view in write.views
                 }
@@ -292,17 +290,6 @@ class DuckStore:
             if (want_changes is None or name in want_changes)
             and (result.before.num_rows or result.after.num_rows)
         ]
-
-    def _merge(self, view: ViewWrite) -> Merged | None:
-        merge = self._merges.get(view.view)
-        if merge is None:
-            raise StoreError(f"view {view.view} is not open")
-        try:
-            return merge.merge(view)
-        except (duckdb.OutOfMemoryException, duckdb.IOException, duckdb.FatalException):
-            raise
-        except duckdb.Error as error:
-            raise MergeError(view.view, str(error)) from error
 
     def _moved(self, view: ViewWrite, merged: Merged | None) -> Moved:
         stored = self._views[view.view]
@@ -440,6 +427,8 @@ class DuckStore:
                 return
             self._is_closed = True
             self._queries.close()
+            self._pool.shutdown()
+            self._computing.close()
             self._connection.close()
         with _open_files_lock:
             _open_files.discard(self._file)

@@ -4,7 +4,9 @@
    tables.
 2. The old rows they may belong to fill the old slot: the recent rows kept in memory when these
    are known to hold every match, else the matching rows of the state table.
-3. One prepared statement combines both by key and computes finals before and after.
+3. One prepared statement combines both by key and computes finals before and after. It reads
+   slots only, so it runs on a connection and a thread of its own, while the view before it is
+   being written.
 4. The rows so replaced are deleted by id, the new ones inserted with new ids.
 
 Recent rows are a cache: only this process writes the store, and a merge that is rolled back
@@ -13,18 +15,21 @@ leaves them as they were.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.model.errors import MergeError, StoreError
 from headrace.model.plan import PANE
 from headrace.store.connection import Slot, arrow_table, conformed
 from headrace.store.contract import ViewWrite
 from headrace.store.schema import WINDOW_START, ViewSchema
 
-__all__ = ["Merged", "ViewMerge"]
+__all__ = ["Merged", "ViewMerge", "merge_views"]
 
 RECENT_ROWS_MAX = 4_096
 FILTERED_ROWS_MIN = 256  # fewer old rows are merged faster than filtered
@@ -52,10 +57,19 @@ class _Recent:
 
 
 class ViewMerge:
-    """The slots, prepared statements and recent rows of one view, on the writing connection."""
+    """The slots, prepared statements and recent rows of one view.
 
-    def __init__(self, connection: duckdb.DuckDBPyConnection, schema: ViewSchema) -> None:
+    `connection` is the writing one; `computing` only ever runs the merge statements.
+    """
+
+    def __init__(
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        computing: duckdb.DuckDBPyConnection,
+        schema: ViewSchema,
+    ) -> None:
         self._connection = connection
+        self._computing = computing
         self.schema = schema
         number = schema.number
         self._stage_name, self._old_name = f"_stage_{number}", f"_old_{number}"
@@ -81,7 +95,8 @@ class ViewMerge:
 
     def _slot(self, name: str, schema: pa.Schema) -> Slot:
         slot = Slot(schema)
-        self._connection.register(name, slot)
+        for connection in (self._connection, self._computing):
+            connection.register(name, slot)
         return slot
 
     def _prepare(self) -> None:
@@ -89,55 +104,58 @@ class ViewMerge:
         statements = {
             f"_insert_{number}": f"INSERT INTO {schema.state_table} FROM {self._written_name}"
         }
-        statements[f"_merge_{number}"] = schema.merge_sql(
-            self._stage_name, self._old_name, self._value_names
-        )
         for index, name in enumerate(self._value_names):
             statements[f"_insert{name}"] = f"INSERT INTO {schema.values_table(index)} FROM {name}"
         for name, sql in statements.items():
             self._connection.execute(f"PREPARE {name} AS {sql}")
         self._prepared = tuple(statements)
+        merge = schema.merge_sql(self._stage_name, self._old_name, self._value_names)
+        self._computing.execute(f"PREPARE _merge_{number} AS {merge}")
 
     def close(self) -> None:
-        """The connection forgets the view's statements and slots."""
+        """The connections forget the view's statements and slots."""
         for name in self._prepared:
             self._connection.execute(f"DEALLOCATE {name}")
+        self._computing.execute(f"DEALLOCATE _merge_{self.schema.number}")
         names = (self._stage_name, self._old_name, self._written_name, self._gone_name)
         for name in (*names, *self._value_stage_names, *self._value_names):
             self._connection.unregister(name)
+            self._computing.unregister(name)
 
-    def merge(self, write: ViewWrite) -> Merged | None:
-        """Writes within the open transaction. None: the tick brought the view no rows.
-
-        Raises duckdb.Error when the data cannot be merged; the caller rolls back.
-        """
+    def stage(self, write: ViewWrite) -> bool:
+        """Fill the slots; False when the tick brought the view no rows. Then `compute` and
+        `write` follow, and `clear` in any case. All raise duckdb.Error when the data cannot be
+        merged; the caller rolls back."""
         if write.partials is None or write.partials.num_rows == 0:
-            return None
-        try:
-            return self._merge(write.partials, write)
-        finally:
-            for slot in (self._stage, self._old, self._written, self._gone):
-                slot.clear()
-            for slot in (*self._value_stages, *self._values):
-                slot.clear()
-
-    def _merge(self, partials: pa.Table, write: ViewWrite) -> Merged:
-        schema, number = self.schema, self.schema.number
-        self._stage.fill(partials)
+            return False
+        self._stage.fill(write.partials)
         self._merge_values(write)
         self._fill_old()
-        result = arrow_table(self._connection, f"EXECUTE _merge_{number}")
+        return True
+
+    def compute(self) -> pa.Table:
+        """Touches nothing but the slots, so any thread may run it."""
+        return arrow_table(self._computing, f"EXECUTE _merge_{self.schema.number}")
+
+    def write(self, result: pa.Table) -> Merged:
+        """Within the open transaction."""
+        schema = self.schema
         replaced = result.column(schema.id).combine_chunks().drop_null()
         first = self._next_id_known()
         ids = pa.array(range(first, first + result.num_rows), pa.int64())
         rows = result.set_column(len(schema.state), schema.id, ids)
         self._delete(replaced)
         self._written.fill(rows)
-        self._connection.execute(f"EXECUTE _insert_{number}")
+        self._connection.execute(f"EXECUTE _insert_{schema.number}")
         before, after = self._changes(result)
-        return Merged(
-            before, after, conformed(rows, schema.old_schema), replaced, first + result.num_rows
-        )
+        old = conformed(rows, schema.old_schema)
+        return Merged(before, after, old, replaced, first + result.num_rows)
+
+    def clear(self) -> None:
+        for slot in (self._stage, self._old, self._written, self._gone):
+            slot.clear()
+        for slot in (*self._value_stages, *self._values):
+            slot.clear()
 
     def _merge_values(self, write: ViewWrite) -> None:
         for index, distinct in enumerate(self.schema.view.distincts):
@@ -265,6 +283,37 @@ class ViewMerge:
     def forget(self) -> None:
         """Whether the last transaction happened is unknown: read everything anew."""
         self._recent, self._recent_is_known, self._next_id = None, False, -1
+
+
+def merge_views(
+    merges: Mapping[str, ViewMerge], writes: Sequence[ViewWrite], pool: ThreadPoolExecutor
+) -> dict[str, Merged]:
+    """All views of a tick, within the open transaction. Views without rows are left out.
+
+    Raises MergeError naming the view whose data cannot be merged.
+    """
+    computing: list[tuple[str, ViewMerge, Future[pa.Table]]] = []
+    merged: dict[str, Merged] = {}
+    view = ""
+    try:
+        for write in writes:
+            view = write.view
+            merge = merges.get(view)
+            if merge is None:
+                raise StoreError(f"view {view} is not open")
+            if merge.stage(write):
+                computing.append((view, merge, pool.submit(merge.compute)))
+        for view, merge, result in computing:
+            merged[view] = merge.write(result.result())
+        return merged
+    except (duckdb.OutOfMemoryException, duckdb.IOException, duckdb.FatalException):
+        raise
+    except duckdb.Error as error:
+        raise MergeError(view, str(error)) from error
+    finally:
+        wait([result for _, _, result in computing])
+        for merge in merges.values():
+            merge.clear()
 
 
 def _filtered(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from headrace.compile import bind_view, parse_sql, plan_view
 from headrace.compile.duckdb_combine import store_type
 from headrace.engine.session import start_spark, stop_spark
 from headrace.model.definitions import Stream
+from headrace.model.errors import DefinitionError, DefinitionErrors
 from headrace.model.plan import ROWS, BoundView, Partial, ViewPlan
 from headrace.model.settings import EngineSettings, Settings
 from headrace.model.types import DataType, type_from_arrow
 
-EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 _FOR_A_HANDFUL_OF_ROWS = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -59,6 +60,16 @@ class Compared:
     expected_types: dict[str, DataType]
     given_types: dict[str, str]
 
+    def check(self) -> None:
+        """Equal types, equal number of rows, equal values."""
+        assert self.given_types == {name: str(t) for name, t in self.expected_types.items()}
+        assert len(self.given) == len(self.expected)
+        for given, expected in zip(self.given, self.expected, strict=True):
+            for name in self.names:
+                assert _same(given[name], expected[name]), (
+                    f"{name}: {given[name]!r}, Spark has {expected[name]!r}"
+                )
+
 
 @dataclass
 class Meaning:
@@ -92,6 +103,22 @@ class Meaning:
             expected_types=types,
             given_types={f.name: str(type_from_arrow(f.type)) for f in given.schema},
         )
+
+    def refusal(self, select: str) -> str | None:
+        """Why the store could not give this view as Spark does; None if it can."""
+        try:
+            project = parse_sql(f"{self.ddl};\nCREATE MATERIALIZED VIEW v AS {select}", "m.sql")
+            plan, stream = plan_view(project, project.views[0]), project.streams[0]
+            self.spark.createDataFrame(_events(stream, [[]])).createOrReplaceTempView(stream.name)
+            outputs, found, *values = (
+                to_arrow_schema(self.spark.sql(sql).schema, timezone="UTC").empty_table()
+                for sql in (plan.sql, _partial_sql(plan), *_distinct_sqls(plan))
+            )
+            types = {f.name: type_from_arrow(f.type) for f in outputs.schema}
+            _bind(plan, stream, found, values, types)
+        except (DefinitionError, DefinitionErrors) as error:
+            return str(error)
+        return None
 
 
 def _events(stream: Stream, ticks: Sequence[Sequence[Mapping[str, Any]]]) -> pa.Table:
@@ -219,8 +246,14 @@ def meaning(spark_alone: SparkSession) -> Meaning:
     return Meaning(spark_alone, NUMBERS)
 
 
-def at(seconds: float) -> datetime:
-    return EPOCH + timedelta(seconds=seconds)
+def _same(given: Any, expected: Any) -> bool:
+    """Decimals, texts and integers to the last digit; doubles to 1e-9, as sums of them depend on
+    the order of adding in Spark too."""
+    if isinstance(expected, float) and isinstance(given, float):
+        if math.isnan(expected):
+            return math.isnan(given)
+        return math.isclose(given, expected, rel_tol=1e-9, abs_tol=1e-9)
+    return bool(given == expected) and type(given) is type(expected)
 
 
 @pytest.fixture

@@ -50,26 +50,8 @@ FEW = settings(
 )
 
 
-def check(meaning: Any, select: str, ticks: Any, ddl: str | None = None) -> None:
-    compared = meaning.compare(select, ticks, ddl)
-    wanted = {name: str(of_type) for name, of_type in compared.expected_types.items()}
-    assert compared.given_types == wanted
-    assert len(compared.given) == len(compared.expected)
-    for given_row, expected_row in zip(compared.given, compared.expected, strict=True):
-        for name in compared.names:
-            assert same(given_row[name], expected_row[name]), (
-                f"{name}: {given_row[name]!r}, Spark has {expected_row[name]!r}"
-            )
-
-
-def same(given: Any, expected: Any) -> bool:
-    """Decimals, texts and integers to the last digit; doubles to 1e-9, as sums of them depend on
-    the order of adding in Spark too."""
-    if isinstance(expected, float) and isinstance(given, float):
-        if math.isnan(expected):
-            return math.isnan(given)
-        return math.isclose(given, expected, rel_tol=1e-9, abs_tol=1e-9)
-    return bool(given == expected) and type(given) is type(expected)
+def check(meaning: Any, select: str, ticks: Any) -> None:
+    meaning.compare(select, ticks).check()
 
 
 AGGREGATES = {

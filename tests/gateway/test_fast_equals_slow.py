@@ -178,3 +178,42 @@ def test_decimals_are_exact_or_refused(number: Decimal, is_text: bool) -> None:
     else:
         assert fits
         assert batch.column("price")[0].as_py() == number
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"unknown":NaN}',
+        b'{"unknown":[1,-Inf]}',
+        b'{"unknown":{"a": Infinity}}',
+        b'{"unknown":"\xff"}',
+        b'{"\xff":1}',
+        b'{"name":"\xed\xa0\x80"}',
+        b'{"name":"a"}{"name":"b"}',
+        b'{"unknown":' + b"[" * 9 + b"]" * 9 + b"}",
+        b'{"unknown":"' + b"x" * LINE_BYTES_MAX + b'"}',
+    ],
+)
+def test_what_pyarrow_would_let_pass_is_refused_alone_and_among_others(raw: bytes) -> None:
+    assert slow(raw) is None
+    assert DECODER.decode_lines(raw, 1) is None
+    good = b'{"name":"Na In"}'
+    decoded = DECODER.decode([good] * 20 + [raw] + [good] * 20)
+    assert [position for position, _ in decoded.rejected] == [20]
+    assert sum(batch.num_rows for batch in decoded.batches) == 40
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [b'{"whole":1}{"whole":2}', b'{"whole":3', b',"big":1}'],
+        [b'{"whole":1} {"whole":2}', b'{"place":', b'{"city":"x"}}'],
+        [b'{"whole":1},', b'{"whole":2}'],
+    ],
+)
+def test_as_many_rows_as_lines_does_not_mean_one_each(lines: list[bytes]) -> None:
+    together = [b'{"whole":0}'] * 10 + lines
+    assert DECODER.decode_lines(b"\n".join(together), len(together)) is None
+    decoded = DECODER.decode(together)
+    expected = [p for p, raw in enumerate(together) if slow(raw) is None]
+    assert [position for position, _ in decoded.rejected] == expected

@@ -208,3 +208,14 @@ def test_a_headless_segment_in_the_middle_is_written_again(tmp_path: Path, shop:
     reader = open_reader(tmp_path / "log", [stream])
     assert shop.ids(reader, "transactions", 0) == list(range(400))
     assert verify(tmp_path / "log").findings == ()
+
+
+def test_damaged_events_are_refused_by_the_reader(tmp_path: Path, shop: Any) -> None:
+    stream = written(tmp_path / "log", shop, 1)
+    segment = tmp_path / "log" / "streams/transactions/0" / f"{0:020d}.segment"
+    data = bytearray(segment.read_bytes())
+    message = data.rindex(b"\xff\xff\xff\xff", 0, -64)
+    data[message : message + 256] = b"\x01" * 256
+    segment.write_bytes(data)
+    with pytest.raises(LogCorruptError, match="cannot be read"):
+        list(open_reader(tmp_path / "log", [stream]).read("transactions", 0, 0, 2))

@@ -25,7 +25,7 @@ from headrace.log.layout import (
 )
 from headrace.log.reading import IndexedFrame, shared_files
 from headrace.model.definitions import Stream
-from headrace.model.errors import LogError, LogOffsetError
+from headrace.model.errors import LogCorruptError, LogError, LogOffsetError
 
 __all__ = ["EmbeddedReader"]
 
@@ -189,11 +189,18 @@ def _decoded(
     """The frames' events within [start, end) as one batch. Frames have one schema."""
     first = frames[0]
     base, maximum = first.base_offset, first.maximum_before
-    if base < start:
-        whole = pa.ipc.read_record_batch(first.payload, first.schema)
-        before = pc.max(whole.column(time_column).slice(0, start - base)).value
-        maximum = max(maximum, before if before is not None else NO_EVENT_TIME)
-    batch = _one_batch(frames, schema)
+    try:
+        if base < start:
+            whole = pa.ipc.read_record_batch(first.payload, first.schema)
+            before = pc.max(whole.column(time_column).slice(0, start - base)).value
+            maximum = max(maximum, before if before is not None else NO_EVENT_TIME)
+        batch = _one_batch(frames, schema)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise LogCorruptError(
+            f"the events from offset {base} to {frames[-1].base_offset + frames[-1].rows} "
+            f"cannot be read: {error}",
+            hint="verify the log and restore it from a backup",
+        ) from error
     low = max(start - base, 0)
     high = min(end - base, batch.num_rows)
     if low or high < batch.num_rows:

@@ -136,6 +136,7 @@ class PartitionFiles:
         self.end = 0
         self.maximum = -(2**63)
         self.unsynced: set[Path] = set()
+        self._active = directory
         self._descriptor = -1
         self._index_descriptor = -1
         self._position = 0
@@ -179,7 +180,7 @@ class PartitionFiles:
         self._position = position
         self._index_position += INDEX_BYTES
         self.end, self.maximum = header.end, header.maximum_after
-        self.unsynced.add(segment_file(self.directory, last.base_offset))
+        self.unsynced.add(self._active)
 
     def roll(self) -> None:
         """Close the active segment and start one at the current end. An active segment without a
@@ -251,7 +252,8 @@ class PartitionFiles:
     def _open(self, base_offset: int) -> None:
         self._close_descriptors()
         self._index_descriptor = os.open(index_file(self.directory, base_offset), _FLAGS, 0o644)
-        self._descriptor = os.open(segment_file(self.directory, base_offset), _FLAGS, 0o644)
+        self._active = segment_file(self.directory, base_offset)
+        self._descriptor = os.open(self._active, _FLAGS, 0o644)
 
     def _remove(self, base_offset: int) -> None:
         segment_file(self.directory, base_offset).unlink(missing_ok=True)

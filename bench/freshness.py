@@ -20,9 +20,10 @@ from bench.calls import Caller
 from bench.end_to_end import check_running, wait_for_engine, wait_for_events
 from bench.events import CHUNK_EVENTS, Workload
 from bench.load import Acknowledged, Load, LoadResult, LoadSpec
+from bench.oracle import Difference
 from bench.processes import cpu_seconds, started
 from bench.results import Figure
-from bench.shop import write_project
+from bench.shop import TOTALS, write_project
 
 __all__ = ["freshness", "visible_after"]
 
@@ -44,14 +45,17 @@ class _Poller(threading.Thread):
         self._ended = threading.Event()
         self.seen: list[tuple[int, float]] = []
         self.polls = 0
+        self.went_backwards = False
 
     def run(self) -> None:
         with Caller(self._port) as caller:
             while not self._ended.wait(POLL_GAP_SECONDS):
                 events = caller.events_in_views()
                 self.polls += 1
-                if not self.seen or events > self.seen[-1][0]:
+                last = self.seen[-1][0] if self.seen else -1
+                if events > last:
                     self.seen.append((events, time.monotonic()))
+                self.went_backwards |= 0 <= events < last
 
     def stop(self) -> None:
         self._ended.set()
@@ -84,6 +88,8 @@ def freshness(work: Path, quick: bool) -> Iterator[Figure]:
             wait_for_events(caller, before + result.events)
             time.sleep(2 * POLL_GAP_SECONDS)
             poller.stop()
+            if poller.went_backwards:
+                raise Difference(f"{TOTALS}: a query counted fewer events than one before it")
             found += _figures(label, before, result, poller, cpu)
         check_running(caller, work, sent)
     yield from found

@@ -40,7 +40,16 @@ class _Nobody:
     def watched(self) -> frozenset[str]:
         return frozenset()
 
-    def publish(self, changes: Sequence[ViewChange]) -> None:
+    def publish(
+        self,
+        changes: Sequence[ViewChange],
+        *,
+        tick: int | None = None,
+        committed_at_microseconds: int | None = None,
+    ) -> None:
+        return None
+
+    def expire(self, view: str) -> None:
         return None
 
 

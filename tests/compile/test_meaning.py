@@ -154,6 +154,9 @@ SHAPES = {
     "per event": "SELECT upper(k) AS u, m * 2 AS twice, e.* FROM events AS e WHERE e.b",
     "key expression": "SELECT date_trunc('MINUTE', at) AS minute, length(x) % 2 AS odd, "
     "count(*) AS n FROM events GROUP BY minute, 2",
+    "moments": "SELECT k, max(at) > TIMESTAMP '2026-01-01 00:00:03.5' AS late, "
+    "max(y) <= DATE '2020-02-29' AS old, coalesce(max(y), DATE '2026-12-31') AS day, "
+    "sum(m) / 7L AS week FROM events GROUP BY k",
     "group by all": "SELECT k, b, max(i) AS top FROM events GROUP BY ALL",
     "key of a float": "SELECT d, f, count(*) AS n FROM events GROUP BY d, f",
 }
@@ -167,6 +170,16 @@ def test_shapes_of_views(meaning: Any, name: str) -> None:
         check(meaning, SHAPES[name], ticks)
 
     run()
+
+
+def test_a_global_view_of_nothing_has_one_row(meaning: Any) -> None:
+    select = (
+        "SELECT count(*) AS n, sum(m) AS s, avg(m) AS a, avg(i) AS b, max(x) AS x, first(x) AS f, "
+        "count(DISTINCT x) AS d, stddev(d) AS v, count_if(b) AS c, count(*) + 1 AS more, "
+        "try_divide(sum(m), count(*)) AS q, coalesce(sum(i), 0) AS z FROM events"
+    )
+    check(meaning, select, [[]])
+    check(meaning, f"{select} HAVING n > 0", [[]])
 
 
 def test_variance_of_close_values_far_from_zero(meaning: Any) -> None:

@@ -120,14 +120,17 @@ def test_lengths_of_time(text: str, microseconds: int, shown: str) -> None:
     ],
 )
 def test_functions_keep_their_names(text: str) -> None:
-    printed = canonical(parse_expression(text))
+    node = parse_expression(text)
+    before = repr(node)
+    printed = canonical(node)
+    assert repr(node) == before, "printing must not change an expression"
     assert printed.lower() == text.lower()
     assert canonical(parse_expression(printed)) == printed
 
 
 def test_a_hundred_views_within_a_second(folder: Path) -> None:
-    """In a process of its own, with imports, as `headrace validate` does it. Its processor time
-    counts, the best of a few: other tests may run on the same cores."""
+    """In a process of its own, with imports, as `headrace validate` does it. On a machine so busy
+    that importing the parser alone takes a third of a second, three times that."""
     views = [
         f"CREATE MATERIALIZED VIEW v{n} AS SELECT window.start AS a, window.end AS z, id, "
         f"sum(amount) AS income, avg(amount) AS average, count(*) AS c, max(n) + {n} AS m "
@@ -142,12 +145,14 @@ def test_a_hundred_views_within_a_second(folder: Path) -> None:
         f"assert len(load_project(pathlib.Path({str(folder)!r})).views) == 100\n"
         "assert 'pyspark' not in sys.modules and 'duckdb' not in sys.modules\n"
     )
-    best = 60.0
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-c", code], check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        best = min(best, after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
-        if best < 1.0:
-            return
-    assert best < 1.0
+    alone = "import sqlglot.dialects.spark"
+    whole, base = zip(*[(_seconds(code), _seconds(alone)) for _ in range(4)], strict=True)
+    assert min(whole) < max(1.0, 3 * min(base))
+
+
+def _seconds(code: str) -> float:
+    """Processor time of a Python process that runs the code."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", code], check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime

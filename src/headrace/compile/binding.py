@@ -74,12 +74,14 @@ def bind_view(
 
 
 def _check_mergeable(plan: ViewPlan, partial: Partial, of_type: DataType) -> None:
-    """Arrays and structs with NULLs inside are ordered otherwise in the store than in Spark."""
-    is_own_order = partial.input.startswith(("struct(", "CASE WHEN")) and of_type.fields
-    if partial.function in ("min", "max") and of_type.is_nested and not is_own_order:
+    """Arrays and structs with NULLs inside are ordered otherwise in the store than in Spark. The
+    order of first, last, min_by and max_by is a struct of our own; its first part may be theirs."""
+    is_own_order = any(partial.input in other.order for other in plan.partials)
+    compared = of_type.fields[0][1] if is_own_order and of_type.fields else of_type
+    if partial.function in ("min", "max") and compared.is_nested:
         raise DefinitionError(
-            f"view {plan.view}: {partial.function}({partial.input}) of {of_type}",
-            hint="take the minimum or maximum of a simple value",
+            f"view {plan.view}: {partial.function} of {compared} has no one order in every store",
+            hint="compare a simple value",
         )
 
 

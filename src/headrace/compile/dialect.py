@@ -88,7 +88,6 @@ def parse_tokens(tokens: list[Token], source: SourceText) -> exp.Expr:
         raise DefinitionError(
             "a query is missing", hint="SELECT …", location=source.location(tokens[0].start)
         )
-    source.mark(parsed[0])
     return parsed[0]
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from sqlglot import expressions as exp
 
-from headrace.compile.faults import Faults, location_of
-from headrace.model.definitions import Output, Stream
+from headrace.compile.faults import Faults, SourceText, location_of
+from headrace.model.definitions import Stream
 from headrace.model.errors import Location
 
 __all__ = ["ViewDraft"]
@@ -19,7 +19,8 @@ class ViewDraft:
     """A view on its way through the passes, which resolve `select` in place and fill the rest.
 
     `keys` are the resolved GROUP BY expressions (the window first), `outputs` the resolved SELECT
-    list; `is_broken` stops the passes: what follows could only report consequences.
+    list; `text` is the file of a view in SQL; `is_broken` stops the passes: what follows could only
+    report consequences.
     """
 
     name: str
@@ -28,6 +29,7 @@ class ViewDraft:
     streams: Mapping[str, Stream]
     view_names: frozenset[str]
     faults: Faults
+    text: SourceText | None
     stream: Stream | None = None
     alias: str = ""
     outputs: list[tuple[str, exp.Expr, Location]] = field(default_factory=list)
@@ -38,7 +40,8 @@ class ViewDraft:
     is_broken: bool = False
 
     def fault(self, node: exp.Expr, message: str, hint: str) -> None:
-        self.faults.add(f"view {self.name}: {message}", hint, location_of(node, self.location))
+        at = location_of(node, self.location, self.text)
+        self.faults.add(f"view {self.name}: {message}", hint, at)
 
     def break_off(self, node: exp.Expr, message: str, hint: str) -> None:
         self.fault(node, message, hint)
@@ -48,6 +51,3 @@ class ViewDraft:
     def source(self) -> Stream:
         assert self.stream is not None
         return self.stream
-
-    def model_outputs(self, text: Mapping[int, str]) -> tuple[Output, ...]:
-        return tuple(Output(name, text[id(node)], at) for name, node, at in self.outputs)

@@ -7,6 +7,7 @@ integer or decimal that overflows) so does DuckDB, and the store refuses the tic
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -89,6 +90,21 @@ def _pipes(node: exp.Expr, go: Go) -> Typed:
     return _concat([go(node.this), go(node.expression)])
 
 
+_MOMENTS = {
+    "DATE": re.compile(r"\d{4}-\d\d-\d\d\Z"),
+    "TIMESTAMP": re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,6})?\Z"),
+}
+
+
+def _moment(text: str, target: DataType) -> Typed:
+    """DATE '…' and TIMESTAMP '…', the latter in UTC."""
+    if not _MOMENTS[target.name].match(text):
+        form = "2026-01-31" if target.name == "DATE" else "2026-01-31 12:00:00"
+        raise TranslationError(f"{target} '{text}' is not complete", f"{target} '{form}'")
+    zone = "+00" if target.name == "TIMESTAMP" else ""
+    return Typed(f"CAST('{text}{zone}' AS {store_type(target)})", target)
+
+
 def _cast(node: exp.Expr, go: Go) -> Typed:
     value = go(node.this)
     try:
@@ -97,6 +113,8 @@ def _cast(node: exp.Expr, go: Go) -> Typed:
         raise TranslationError(str(error), "CAST to a type a column can have") from error
     if value.type == st.VOID:
         return Typed(f"CAST(NULL AS {store_type(target)})", target)
+    if isinstance(node.this, exp.Literal) and target.name in _MOMENTS:
+        return _moment(node.this.name, target)
     sql = cast_sql(value.sql, value.type, target)
     if sql is None:
         raise TranslationError(

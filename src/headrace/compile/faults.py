@@ -13,7 +13,7 @@ from sqlglot import expressions as exp
 
 from headrace.model.errors import DefinitionError, Location
 
-__all__ = ["Faults", "SourceText", "closest", "location_of", "place_all"]
+__all__ = ["Faults", "SourceText", "closest", "keep_place", "location_of", "place_all"]
 
 _AT = "headrace_location"
 
@@ -32,14 +32,6 @@ class SourceText:
     def location(self, offset: int) -> Location:
         line = bisect_right(self._line_starts, max(offset, 0))
         return Location(self.file, line, max(offset, 0) - self._line_starts[line - 1] + 1)
-
-    def mark(self, node: exp.Expr) -> None:
-        """Note on every node below where it was written. Nodes without a token of their own get
-        the place of their first descendant that has one."""
-        for part in node.walk():
-            start = part.meta.get("start")
-            if start is not None:
-                part.meta[_AT] = self.location(start)
 
 
 @dataclass
@@ -61,18 +53,38 @@ def place_all(node: exp.Expr, location: Location) -> None:
         part.meta[_AT] = location
 
 
-def location_of(node: exp.Expr, default: Location) -> Location:
-    """Where the leftmost marked part of the node stands, or else of what it is part of."""
+def location_of(node: exp.Expr, default: Location, source: SourceText | None) -> Location:
+    """Where the leftmost part of the node that knows its place stands, or else of what the node is
+    part of. `source` is the file, for SQL: its nodes know the offset of their token."""
     above: exp.Expr | None = node
     while above is not None:
-        own = above.meta.get(_AT)
-        if isinstance(own, Location):
+        own = _place(above, source)
+        if own is not None:
             return own
-        found = [at for part in above.walk() if isinstance(at := part.meta.get(_AT), Location)]
+        found = [at for part in above.walk() if (at := _place(part, source)) is not None]
         if found:
             return min(found)
         above = above.parent
     return default
+
+
+def _place(node: exp.Expr, source: SourceText | None) -> Location | None:
+    own = node.meta.get(_AT)
+    if isinstance(own, Location):
+        return own
+    start = node.meta.get("start")
+    return source.location(start) if source is not None and isinstance(start, int) else None
+
+
+def keep_place(made: exp.Expr, original: exp.Expr) -> None:
+    """What replaces a node stands where that stood, all of it."""
+    for part in made.walk():
+        part.meta.pop("start", None)
+    for part in original.walk():
+        for key in (_AT, "start"):
+            if key in part.meta:
+                made.meta[key] = part.meta[key]
+                return
 
 
 def closest(word: str, known: Iterable[str]) -> str:

@@ -68,6 +68,8 @@ def _is_never_zero(node: exp.Expr, is_global: bool) -> bool:
         return _is_never_zero(node.this, is_global)
     if isinstance(node, exp.Literal) and not node.is_string:
         return float(node.name) != 0
+    if isinstance(node, exp.Cast) and isinstance(node.this, exp.Literal):  # 7L
+        return node.this.name.isdigit() and int(node.this.name) != 0
     if isinstance(node, exp.Column):
         return node.name == ROWS and not is_global
     if isinstance(node, exp.Anonymous) and str(node.this).lower() == "nullif":

@@ -15,6 +15,7 @@ from sqlglot import expressions as exp
 
 from headrace.compile.aggregates import read_call
 from headrace.compile.dialect import canonical, identifier, parse_expression
+from headrace.compile.faults import keep_place
 from headrace.compile.finals import WRITTEN, check_final
 from headrace.compile.resolved import (
     ResolvedView,
@@ -26,7 +27,7 @@ from headrace.compile.resolved import (
 from headrace.compile.state import RESERVED, State, unique_name
 from headrace.compile.windows import read_window
 from headrace.model.definitions import Project, Stream, View
-from headrace.model.errors import DefinitionError, Location
+from headrace.model.errors import DefinitionError
 from headrace.model.plan import Expression, ViewPlan, Window
 
 __all__ = ["plan_view", "split_view"]
@@ -124,13 +125,8 @@ def _over_window(part: str) -> exp.Expr:
 
 def _placed(made: exp.Expr, original: exp.Expr) -> exp.Expr:
     """Keep the user's place and words on what replaces it."""
-    made.meta.update(original.meta)
+    keep_place(made, original)
     made.meta[WRITTEN] = canonical(original)
-    if "headrace_location" not in made.meta:
-        for part in original.walk():
-            if isinstance(part.meta.get("headrace_location"), Location):
-                made.meta["headrace_location"] = part.meta["headrace_location"]
-                break
     return made
 
 

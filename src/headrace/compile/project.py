@@ -112,6 +112,7 @@ def _view(
         streams,
         view_names,
         faults,
+        statement.text,
     )
     before = len(faults.errors)
     run_passes(draft)

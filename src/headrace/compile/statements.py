@@ -24,6 +24,7 @@ class ViewStatement:
     name: str
     location: Location
     query: exp.Expr
+    text: SourceText | None = None
 
 
 @dataclass
@@ -102,4 +103,4 @@ def _read_view(reader: Reader) -> ViewStatement:
     rest = reader.rest()
     if not rest:
         raise reader.error("the query is missing", "… AS SELECT … FROM stream …")
-    return ViewStatement(name, location, parse_tokens(rest, reader.source))
+    return ViewStatement(name, location, parse_tokens(rest, reader.source), reader.source)

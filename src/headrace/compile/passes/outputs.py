@@ -16,7 +16,7 @@ def name_outputs(draft: ViewDraft) -> None:
     seen: dict[str, str] = {}
     for item in draft.select.expressions:
         for name, node in _expanded(draft, item):
-            at = location_of(item, draft.location)
+            at = location_of(item, draft.location, draft.text)
             if not NAME.match(name):
                 draft.fault(
                     item,

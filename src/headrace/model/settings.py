@@ -179,6 +179,7 @@ def _checked(name: str, default: Any, value: Any) -> Any:
             f"not {value!r}",
             hint=f"the default is {default!r}",
         )
-    if isinstance(value, int) and value < (0 if default == 0 or name.lower().endswith("port") else 1):
+    minimum = 0 if default == 0 or name.lower().endswith("port") else 1
+    if isinstance(value, int) and value < minimum:
         raise SettingsError(f"{name} is {value}, below its minimum", hint=f"default: {default}")
     return value

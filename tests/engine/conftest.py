@@ -9,17 +9,17 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from headrace.log.embedded import open_reader, open_writer
-from headrace.store.duck import open_store
 from pyspark.sql import SparkSession
 
 from headrace.compile import load_project
 from headrace.engine.control import EngineControl
 from headrace.engine.engine import Engine
 from headrace.log.contract import Group, LogReader, LogWriter, PartitionBatch, stored_schema
+from headrace.log.embedded import open_reader, open_writer
 from headrace.model.definitions import Project
 from headrace.model.settings import EngineSettings, GatewaySettings, LogSettings, Settings
 from headrace.store.contract import Store, ViewChange
+from headrace.store.duck import open_store
 
 SHOP = """
 CREATE STREAM transactions (

@@ -98,7 +98,7 @@ def test_an_event_one_view_cannot_take_becomes_its_dead_letter_alone(
     rig = make_rig(shop + RISKY)
     rig.start()
     good = [event(second) for second in range(40)]
-    rig.append("transactions", good[:17] + [event(50, quantity=0)] + good[17:])
+    rig.append("transactions", [*good[:17], event(50, quantity=0), *good[17:]])
     rig.append("transactions", [event(51, quantity=0)], partition=1)
     rig.settle()
     assert sum(row["payments"] for row in rig.rows("income")) == 42

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from headrace.compile import bind_view
 from headrace.engine.groupings import Grouping, expressions_of, groupings_of
 from headrace.engine.passes import aggregate_sql
-from headrace.engine.source import POSITION_COLUMNS, Source
+from headrace.engine.source import POSITION_COLUMNS, Source, unscaled_column
 from headrace.model.definitions import Stream
 from headrace.model.errors import DefinitionError
 from headrace.model.plan import BoundView, ViewPlan
@@ -29,7 +29,8 @@ def declare_stream(spark: SparkSession, stream: Stream) -> None:
     """A temporary view with the stream's name, columns and position columns, and no rows: what
     expressions are analysed against."""
     source = Source(Path(), stream, ())
-    names = [*(c.name for c in stream.columns), *POSITION_COLUMNS]
+    unscaled = [name for c in stream.columns if (name := unscaled_column(c)) is not None]
+    names = [*(c.name for c in stream.columns), *unscaled, *POSITION_COLUMNS]
     chosen = [f"CAST(NULL AS {source.type_of(name)}) AS `{name}`" for name in names]
     spark.range(0).selectExpr(*chosen).createOrReplaceTempView(stream.name)
 

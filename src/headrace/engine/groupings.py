@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import sqlglot
 from sqlglot import expressions as exp
 
-from headrace.engine.source import EVENT_TIME, POSITION_COLUMNS, WATERMARK
+from headrace.engine.source import EVENT_TIME, POSITION_COLUMNS, WATERMARK, unscaled_column
 from headrace.model.definitions import Stream
 from headrace.model.plan import LATE, PANE, Partial, ViewPlan
 from headrace.model.types import DataType
@@ -100,6 +100,10 @@ def needed_columns(stream: Stream, groupings: Iterable[Grouping]) -> tuple[str, 
             parsed = sqlglot.parse_one(text, dialect="spark")
             mentioned |= {column.parts[0].name.lower() for column in parsed.find_all(exp.Column)}
     names = [c.name for c in stream.columns if c.name.lower() in mentioned]
+    for column in stream.columns:
+        unscaled = unscaled_column(column)
+        if unscaled is not None and unscaled.lower() in mentioned:
+            names.append(unscaled)
     return (*names, *(name for name in POSITION_COLUMNS if name in mentioned))
 
 

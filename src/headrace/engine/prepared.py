@@ -19,6 +19,7 @@ from headrace.engine.binding import expression_types
 from headrace.engine.groupings import Grouping, groupings_of, is_hashable, needed_columns
 from headrace.engine.passes import Pass, build_pass
 from headrace.engine.source import RANGES_PROPERTY, Range, Source, encode_ranges
+from headrace.engine.unscaled import narrow
 from headrace.model.definitions import Stream
 from headrace.model.errors import EngineError
 from headrace.model.plan import ViewPlan
@@ -70,7 +71,9 @@ class PreparedPlan:
         lanes: int,
         pool: ThreadPoolExecutor,
     ) -> None:
-        groupings = [grouping for plan in plans for grouping in groupings_of(plan)]
+        narrowed = [narrow(g, stream) for plan in plans for g in groupings_of(plan)]
+        self._narrowed = {(n.grouping.view, n.grouping.distinct): n for n in narrowed}
+        groupings = [n.grouping for n in narrowed]
         types = expression_types(spark, stream, groupings)
         hashable = [g for g in groupings if is_hashable(g, types)]
         sorting = [g for g in groupings if not is_hashable(g, types)]
@@ -89,7 +92,7 @@ class PreparedPlan:
         rows = sum(r.rows for r in ranges)
         if shuffle:
             results = [self._run_afresh(number, ranges) for number in range(len(self._parts))]
-            return _merge(results)
+            return self._merge(results)
         count = max(1, min(len(self._lanes), rows // LANE_ROWS_MIN))
         lists = split_ranges(ranges, count)
         futures: list[Future[PartialTables]] = [
@@ -106,7 +109,7 @@ class PreparedPlan:
                 failure = error
         if failure is not None:
             raise failure
-        return _merge(results)
+        return self._merge(results)
 
     def _run_part(self, lane: _Lane, number: int, ranges: Sequence[Range]) -> PartialTables:
         context = self._spark.sparkContext
@@ -118,6 +121,16 @@ class PreparedPlan:
         context = self._spark.sparkContext
         context.setLocalProperty(RANGES_PROPERTY, encode_ranges(tasks))
         return self._parts[number][1].split(self._frame(number, len(tasks)).toArrow())
+
+    def _merge(self, results: Sequence[PartialTables]) -> PartialTables:
+        merged: dict[tuple[str, str | None], list[pa.Table]] = {}
+        for tables in results:
+            for key, table in tables.items():
+                merged.setdefault(key, []).append(table)
+        return {
+            key: self._narrowed[key].widen(pa.concat_tables(tables))
+            for key, tables in merged.items()
+        }
 
     def _make_lane(self) -> _Lane:
         frames = tuple(self._frame(number, 1) for number in range(len(self._parts)))
@@ -139,14 +152,6 @@ class PreparedPlan:
 def _columns(stream: Stream, groupings: Sequence[Grouping]) -> tuple[str, ...]:
     """At least one column, so that a row is a row."""
     return needed_columns(stream, groupings) or (stream.columns[0].name,)
-
-
-def _merge(results: Sequence[PartialTables]) -> PartialTables:
-    merged: dict[tuple[str, str | None], list[pa.Table]] = {}
-    for tables in results:
-        for key, table in tables.items():
-            merged.setdefault(key, []).append(table)
-    return {key: pa.concat_tables(tables) for key, tables in merged.items()}
 
 
 def _assert_reusable(frame: DataFrame) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.log.contract import NO_EVENT_TIME, RECEIVED_AT, LogBatch, LogReader
-from headrace.model.definitions import Stream
+from headrace.model.definitions import Column, Stream
 from headrace.model.types import DataType
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Source",
     "decode_ranges",
     "encode_ranges",
+    "unscaled_column",
 ]
 
 RANGES_PROPERTY = "headrace.ranges"
@@ -37,6 +38,8 @@ OFFSET = "_offset"  # BIGINT
 EVENT_TIME = "_event_time"  # TIMESTAMP: the event-time column, or when the gateway received it
 WATERMARK = "_watermark"  # BIGINT, microseconds: the partition's watermark before this event
 BATCH_ROWS_MAX = 100_000
+UNSCALED_PRECISION_MAX = 18
+_UNSCALED = "_unscaled_"
 POSITION_COLUMNS = (PARTITION, OFFSET, EVENT_TIME, RECEIVED_AT, WATERMARK)
 
 _POSITION_TYPES = {
@@ -46,6 +49,13 @@ _POSITION_TYPES = {
     RECEIVED_AT: DataType("TIMESTAMP"),
     WATERMARK: DataType("BIGINT"),
 }
+
+
+def unscaled_column(column: Column) -> str | None:
+    """The name under which a source gives a decimal column as whole numbers (cents for a scale of
+    2), and None for a column that does not fit 64 bits or is no decimal."""
+    fits = column.type.is_decimal and column.type.precision <= UNSCALED_PRECISION_MAX
+    return _UNSCALED + column.name if fits else None
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,9 @@ class Source:
 
     def type_of(self, name: str) -> DataType:
         column = self.stream.column(name)
-        return column.type if column is not None else _POSITION_TYPES[name]
+        if column is not None:
+            return column.type
+        return DataType("BIGINT") if name.startswith(_UNSCALED) else _POSITION_TYPES[name]
 
     def ddl(self) -> str:
         return ", ".join(f"`{name}` {self.type_of(name)}" for name in self.columns)
@@ -105,7 +117,8 @@ class Source:
 
     def read(self, wanted: Range) -> Iterator[pa.RecordBatch]:
         reader = _reader(self.log_directory, self.stream)
-        stored = [name for name in self.columns if self.stream.column(name) is not None]
+        plain = [name.removeprefix(_UNSCALED) for name in self.columns]
+        stored = [name for name in plain if self.stream.column(name) is not None]
         clock = self.stream.event_time or RECEIVED_AT
         if EVENT_TIME in self.columns or WATERMARK in self.columns:
             stored.append(clock)
@@ -131,6 +144,8 @@ class Source:
                 arrays.append(found.batch.column(clock))
             elif name == WATERMARK:
                 arrays.append(pa.array(self._watermarks(found, clock)))
+            elif name.startswith(_UNSCALED):
+                arrays.append(_unscaled(found.batch.column(name.removeprefix(_UNSCALED))))
             else:
                 column = self.stream.column(name)
                 arrays.append(found.batch.column(column.name if column else name))
@@ -144,6 +159,16 @@ class Source:
             np.maximum(np.maximum.accumulate(times[:-1]), found.maximum_before, out=before[1:])
         floor = NO_EVENT_TIME + self.stream.delay_microseconds
         return np.maximum(before, floor) - self.stream.delay_microseconds
+
+
+def _unscaled(decimals: pa.Array) -> pa.Array:
+    """The whole numbers behind decimals of at most 18 digits: the lower half of their 128 bits."""
+    halves = np.frombuffer(decimals.buffers()[1], dtype=np.int64)
+    start = 2 * decimals.offset
+    values = halves[start : start + 2 * len(decimals) : 2]
+    if decimals.null_count == 0:
+        return pa.array(np.ascontiguousarray(values))
+    return pa.array(values, mask=decimals.is_null().to_numpy(zero_copy_only=False))
 
 
 _READERS: dict[tuple[Path, str], LogReader] = {}

@@ -199,8 +199,6 @@ def type_from_arrow(arrow: pa.DataType) -> DataType:
     """The column type of Spark's results of this Arrow type. Raises TypeSyntaxError if none."""
     import pyarrow as pa
 
-    import pyarrow as pa
-
     if pa.types.is_decimal(arrow):
         return parse_type(f"DECIMAL({arrow.precision},{arrow.scale})")
     if pa.types.is_timestamp(arrow):

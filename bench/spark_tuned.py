@@ -43,20 +43,31 @@ SETTINGS = {
     "spark.driver.extraJavaOptions": "-Xms512m -XX:+UseParallelGC",
 }
 
-# One row per view that an event feeds; `bucket` numbers the view's windows, or panes, of time.
-ONE_PASS = """
+
+def feeds(
+    view: str, bucket: str = "NULL", first: str = "NULL", second: str = "NULL", where: str = "true"
+) -> str:
+    """The row that an event gives to a view, NULL where the view does not want it. `bucket`
+    numbers the view's windows, or panes, of time."""
+    row = (
+        f"struct('{view}' AS view, CAST({bucket} AS BIGINT) AS bucket,"
+        f" CAST({first} AS STRING) AS first, CAST({second} AS STRING) AS second)"
+    )
+    return row if where == "true" else f"if({where}, {row}, NULL)"
+
+
+ONE_PASS = f"""
 SELECT part.view, part.bucket, part.first, part.second,
        sum(amount) AS total, count(*) AS events, max(amount) AS largest
 FROM (
   SELECT amount, explode(array(
-    if(status = 'paid', struct('income' AS view, at DIV 3000000 AS bucket,
-       CAST(NULL AS STRING) AS first, CAST(NULL AS STRING) AS second), NULL),
-    if(status = 'paid', struct('income_by_user', at DIV 3000000, user_id, NULL), NULL),
-    struct('events_by_status', at DIV 60000000, status, NULL),
-    struct('totals', CAST(NULL AS BIGINT), currency, NULL),
-    if(status <> 'failed', struct('spending', at DIV 5000000, user_id, currency), NULL)
+    {feeds("income", "at DIV 3000000", where="status = 'paid'")},
+    {feeds("income_by_user", "at DIV 3000000", "user_id", where="status = 'paid'")},
+    {feeds("events_by_status", "at DIV 60000000", "status")},
+    {feeds("totals", first="currency")},
+    {feeds("spending", "at DIV 5000000", "user_id", "currency", where="status <> 'failed'")}
   )) AS part
-  FROM (SELECT *, unix_micros(created_at) AS at FROM {batch})
+  FROM (SELECT *, unix_micros(created_at) AS at FROM batch)
 )
 WHERE part IS NOT NULL
 GROUP BY ALL
@@ -119,7 +130,7 @@ MERGES = (
 def merge_into(connection: duckdb.DuckDBPyConnection) -> Callable[[DataFrame, int], None]:
     def merge(batch: DataFrame, number: int) -> None:
         batch.createOrReplaceTempView("batch")
-        partials = batch.sparkSession.sql(ONE_PASS.format(batch="batch")).toArrow()
+        partials = batch.sparkSession.sql(ONE_PASS).toArrow()
         connection.register("partials", partials)
         connection.execute("BEGIN")
         known = connection.execute("SELECT 1 FROM batches WHERE number = ?", [number]).fetchone()

@@ -23,6 +23,7 @@ from headrace.model.settings import StoreSettings
 from headrace.store import merge
 from headrace.store.contract import Store, ViewWrite
 from headrace.store.duck import open_store
+from headrace.store.schema import ViewSchema
 
 ODD = Window(7 * SECOND, 3 * SECOND, -2 * SECOND, 1 * SECOND)
 SLIDING = Window(6 * SECOND, 2 * SECOND, 0, 2 * SECOND)
@@ -151,9 +152,9 @@ def replay(feed: Counter[Any], store: Store, after_tick: int) -> None:
             assert feed[tuple(row.values())] == 1
 
 
-@pytest.mark.parametrize("recent_rows_max", [4_096, 6, 0])
+@pytest.mark.parametrize("way", ["recent", "few recent", "scan", "index", "index colliding"])
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     ticks=TICKS,
@@ -164,14 +165,18 @@ def replay(feed: Counter[Any], store: Store, after_tick: int) -> None:
 )
 def test_ticks_equal_one_batch(
     monkeypatch: pytest.MonkeyPatch,
-    recent_rows_max: int,
+    way: str,
     ticks: list[list[Event]],
     window: Window | None,
     is_global: bool,
     having: str | None,
     reopen_at: int,
 ) -> None:
+    recent_rows_max = {"recent": 4_096, "few recent": 6}.get(way, 0)
     monkeypatch.setattr(merge, "RECENT_ROWS_MAX", recent_rows_max)
+    monkeypatch.setattr(merge, "INDEX_ROWS_MIN", 0 if "index" in way else 1_000_000)
+    if way == "index colliding":
+        monkeypatch.setattr(ViewSchema, "hash_sql", lambda self: "7::UBIGINT")
     is_global = is_global and window is None
     view = view_of(window, is_global=is_global, having=having)
     with tempfile.TemporaryDirectory() as directory:
@@ -188,6 +193,8 @@ def test_ticks_equal_one_batch(
                     store = open_store(file, StoreSettings())
                     store.open_view(view)
                 store.commit(tick_write(store, generation, partials_of(view, events)))
+                if number == 0:
+                    store.checkpoint()
                 done += events
                 replay(feed, store, number)
                 wanted = expected(view, done)

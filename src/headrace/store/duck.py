@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,8 @@ import pyarrow as pa
 
 from headrace.model.errors import (
     FencedError,
-    QueryError,
     StoreError,
     StoreLockedError,
-    ViewChangedError,
 )
 from headrace.model.plan import BoundView
 from headrace.model.settings import StoreSettings
@@ -43,15 +40,14 @@ from headrace.store.ledger import (
     Ledger,
     Moved,
     StoredView,
-    encode_offsets,
     read_dead_letters,
     read_freshness,
     read_ledger,
 )
-from headrace.store.merge import Merged, ViewMerge, merge_views
+from headrace.store.merge import Merged, merge_views
 from headrace.store.paging import read_page
 from headrace.store.queries import Queries, working_memory_bytes
-from headrace.store.schema import ViewSchema
+from headrace.store.views import Views
 
 __all__ = ["DuckStore", "open_store"]
 
@@ -93,18 +89,14 @@ class DuckStore:
         self._lock = threading.RLock()
         self._connection = connect(file, settings)
         self._ledger = Ledger(self._connection)
-        self._computing = self._connection.cursor()
+        self._views = Views(self._connection, self._ledger, self._transaction)
         self._pool = ThreadPoolExecutor(1, "store-merge")
-        self._merges: dict[str, ViewMerge] = {}
-        self._views: dict[str, StoredView] = {}
-        self._freshness = Freshness(0, 0)
-        self._generation = 0
         self._load()
         self._queries = Queries(self._connection, settings)
         self._is_closed = False
 
     def _load(self) -> None:
-        self._views = self._ledger.stored_views()
+        self._views.load()
         self._freshness = read_freshness(self._connection)
         self._generation = self._ledger.number("generation")
         self._retention = Retention(
@@ -132,8 +124,7 @@ class DuckStore:
         except duckdb.Error:
             # COMMIT itself failed and ended the transaction; whether it is durable only the
             # file can say.
-            for merge in self._merges.values():
-                merge.forget()
+            self._load()
 
     # Ownership and catalog
 
@@ -148,76 +139,23 @@ class DuckStore:
         return self._freshness.tick
 
     def catalog(self) -> Mapping[str, CatalogEntry]:
-        return {name: stored.entry for name, stored in self._views.items()}
+        return {name: stored.entry for name, stored in self._views.stored.items()}
 
     def create_view(self, view: BoundView, start_offsets: Mapping[int, int]) -> None:
         with self._lock:
-            if any(name.lower() == view.name.lower() for name in self._views):
-                raise StoreError(f"the store already holds a view {view.name}")
-            try:
-                with self._transaction():
-                    number = self._ledger.number("next_view")
-                    self._ledger.set_number("next_view", number + 1)
-                    schema = ViewSchema(view, number)
-                    for statement in schema.create_statements():
-                        self._connection.execute(statement)
-                    if view.plan.is_global:
-                        self._connection.execute(schema.seed_statement())
-                    starts = encode_offsets(start_offsets)
-                    tick = self._freshness.tick
-                    self._ledger.add_view(number, view, schema.hidden, tick, starts)
-            except duckdb.Error as error:
-                raise StoreError(f"view {view.name} cannot be stored: {error}") from error
-            self._views = self._ledger.stored_views()
-            self._merges[view.name] = ViewMerge(self._connection, self._computing, schema)
+            self._views.create(view, start_offsets, self._freshness.tick)
 
     def open_view(self, view: BoundView) -> None:
         with self._lock:
-            stored = self._stored(view.name)
-            if stored.entry.fingerprint != view.plan.fingerprint:
-                raise ViewChangedError(
-                    f"the definition of view {view.name} changed under its state",
-                    hint=f"headrace rebuild {view.name}",
-                )
-            if view.name not in self._merges:
-                schema = ViewSchema(view, stored.number)
-                self._merges[view.name] = ViewMerge(self._connection, self._computing, schema)
+            self._views.open(view)
 
     def drop_view(self, name: str) -> None:
         with self._lock:
-            stored = self._stored(name)
-            name = stored.entry.view
-            with self._transaction():
-                for statement in ViewSchema.drop_statements(name, stored.number, stored.distincts):
-                    self._connection.execute(statement)
-                self._ledger.remove_view(stored.number)
-            merge = self._merges.pop(name, None)
-            if merge is not None:
-                merge.close()
-            self._views = {key: value for key, value in self._views.items() if key != name}
+            self._views.drop(name)
 
     def set_status(self, name: str, status: ViewStatus) -> None:
         with self._lock:
-            stored = self._stored(name)
-            if stored.entry.status == status:
-                return
-            with self._transaction():
-                self._ledger.set_status(stored.number, status)
-            entry = replace(stored.entry, status=status)
-            self._views = {**self._views, entry.view: replace(stored, entry=entry)}
-
-    def _stored(self, name: str) -> StoredView:
-        views = self._views
-        if name in views:
-            return views[name]
-        for stored in views.values():
-            if stored.entry.view.lower() == name.lower():
-                return stored
-        raise QueryError(
-            f"there is no view {name!r}",
-            hint=f"views are {', '.join(sorted(views)) or 'none yet'}",
-            status=404,
-        )
+            self._views.set_status(name, status)
 
     # Ticks
 
@@ -256,7 +194,7 @@ class DuckStore:
         lowest = None
         try:
             with self._transaction():
-                merged = merge_views(self._merges, write.views, self._pool)
+                merged = merge_views(self._views.merges, write.views, self._pool)
                 moved = {
                     view.view: self._moved(view, merged.get(view.view)) for view in write.views
                 }
@@ -292,7 +230,7 @@ class DuckStore:
         ]
 
     def _moved(self, view: ViewWrite, merged: Merged | None) -> Moved:
-        stored = self._views[view.view]
+        stored = self._views.stored[view.view]
         past = stored.entry
         rows, before, after = 0, None, None
         if merged is not None:
@@ -318,18 +256,7 @@ class DuckStore:
         freshness: Freshness,
         lowest: int | None,
     ) -> None:
-        for name, result in merged.items():
-            self._merges[name].accept(result)
-        views = dict(self._views)
-        for name, progress in moved.items():
-            entry = replace(
-                views[name].entry,
-                next_offsets=progress.offsets,
-                totals=progress.totals,
-                watermark_microseconds=progress.watermark_microseconds,
-            )
-            views[name] = replace(views[name], entry=entry, progress_tick=write.tick)
-        self._views = views
+        self._views.accept(write.tick, merged, moved)
         self._retention.add(write.tick, sum(m.change_rows for m in moved.values()))
         if lowest is not None:
             self._retention.shrink(lowest)
@@ -339,7 +266,7 @@ class DuckStore:
 
     def changes(self, view: str, after_tick: int, limit_ticks: int) -> Sequence[ViewChange]:
         with self._queries.read() as (cursor, _):
-            stored = self._stored(view)
+            stored = self._views.find(view)
             return read_changes(
                 cursor,
                 stored.entry.view,
@@ -355,7 +282,7 @@ class DuckStore:
             return read_ledger(cursor, limit)
 
     def dead_letters(self, view: str | None, limit: int) -> Sequence[StoreDeadLetter]:
-        number = None if view is None else self._stored(view).number
+        number = None if view is None else self._views.find(view).number
         with self._queries.read() as (cursor, _):
             return read_dead_letters(cursor, number, limit)
 
@@ -367,7 +294,7 @@ class DuckStore:
         limit: int,
         cursor: str | None,
     ) -> Page:
-        stored = self._stored(name)
+        stored = self._views.find(name)
         with self._queries.read() as (connection, freshness):
             rows, following = read_page(
                 connection,
@@ -384,7 +311,7 @@ class DuckStore:
         return self._queries.query(sql)
 
     def describe(self, name: str) -> Sequence[tuple[str, str]]:
-        return self._stored(name).columns
+        return self._views.find(name).columns
 
     # Upkeep
 
@@ -395,6 +322,7 @@ class DuckStore:
                 with self._transaction():
                     self._ledger.prune(self._freshness.tick, lowest)
                 self._retention.shrink(lowest)
+            self._views.keep_up()
             try:
                 self._connection.execute("CHECKPOINT")
             except duckdb.TransactionException:
@@ -414,7 +342,7 @@ class DuckStore:
             "file_bytes": _size(self._file),
             "write_ahead_bytes": _size(write_ahead),
             "memory_bytes": memory,
-            "view_rows": {n: rows.get(v.number, 0) for n, v in self._views.items()},
+            "view_rows": {n: rows.get(v.number, 0) for n, v in self._views.stored.items()},
             "queries_running": max(self._queries.running, 0),
             "queries_interrupted": self._queries.interrupted,
             "tick": self._freshness.tick,
@@ -428,7 +356,7 @@ class DuckStore:
             self._is_closed = True
             self._queries.close()
             self._pool.shutdown()
-            self._computing.close()
+            self._views.close()
             self._connection.close()
         with _open_files_lock:
             _open_files.discard(self._file)

@@ -147,8 +147,11 @@ class Ledger:
         return int(found[0][0]) if found else 0
 
     def set_number(self, name: str, value: int) -> None:
-        self._connection.execute("DELETE FROM _headrace.numbers WHERE name = ?", [name])
+        self.remove_number(name)
         self._connection.execute("INSERT INTO _headrace.numbers VALUES (?, ?)", [name, value])
+
+    def remove_number(self, name: str) -> None:
+        self._connection.execute("DELETE FROM _headrace.numbers WHERE name = ?", [name])
 
     # Ticks
 

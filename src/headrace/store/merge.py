@@ -35,6 +35,8 @@ RECENT_ROWS_MAX = 4_096
 FILTERED_ROWS_MIN = 256  # fewer old rows are merged faster than filtered
 CHUNKS_MAX = 8
 LITERAL_IDS_MAX = 256
+HASHES_MAX = 300  # keys looked up through the index; more are found faster by a scan
+INDEX_ROWS_MIN = 200_000  # below, a scan is cheap and an index would slow large ticks down
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,9 @@ class ViewMerge:
             self._slot(name, schema.value_schema(i)) for i, name in enumerate(self._value_names)
         ]
         self._prepare()
+        self._hashes: list[int] = []
+        self._rows = 0
+        self._is_indexed = False
         self._recent: _Recent | None = None
         self._recent_is_known = False
         self._next_id = -1
@@ -101,9 +106,10 @@ class ViewMerge:
 
     def _prepare(self) -> None:
         schema, number = self.schema, self.schema.number
-        statements = {
-            f"_insert_{number}": f"INSERT INTO {schema.state_table} FROM {self._written_name}"
-        }
+        statements = {f"_insert_{number}": schema.insert_sql(self._written_name)}
+        if schema.hash:
+            hashes = f"SELECT DISTINCT {schema.hash_sql()} FROM {self._stage_name}"
+            statements[f"_hashes_{number}"] = hashes
         for index, name in enumerate(self._value_names):
             statements[f"_insert{name}"] = f"INSERT INTO {schema.values_table(index)} FROM {name}"
         for name, sql in statements.items():
@@ -129,6 +135,7 @@ class ViewMerge:
         if write.partials is None or write.partials.num_rows == 0:
             return False
         self._stage.fill(write.partials)
+        self._hashes = []
         self._merge_values(write)
         self._fill_old()
         return True
@@ -178,13 +185,20 @@ class ViewMerge:
             and first is not None
             and first < recent.from_microseconds
         ):
-            sql = self.schema.touched_sql(self._stage_name)
-            self._old.fill(arrow_table(self._connection, sql))
+            self._old.fill(arrow_table(self._connection, self._touched_sql()))
         elif first is not None and recent.rows.num_rows > FILTERED_ROWS_MIN:
             needed = pc.greater_equal(_starts(recent.rows), first)
             self._old.fill(recent.rows.filter(needed))
         else:
             self._old.fill(recent.rows)
+
+    def _touched_sql(self) -> str:
+        schema = self.schema
+        if not self._is_indexed or self._stage.table.num_rows > HASHES_MAX:
+            return schema.touched_sql(self._stage_name)
+        found = self._connection.execute(f"EXECUTE _hashes_{schema.number}").fetchall()
+        self._hashes = [row[0] for row in found]
+        return f"SELECT {schema.old_columns_sql()} FROM {schema.hashed_in_sql(self._hashes)}"
 
     def _first_start(self) -> int:
         """No window of the staged rows starts earlier."""
@@ -197,6 +211,10 @@ class ViewMerge:
         if len(ids) == 0:
             return
         schema = self.schema
+        if self._hashes and len(ids) == self._old.table.num_rows:
+            # Every row of these hashes is replaced: no other key shares one.
+            self._connection.execute(f"DELETE FROM {schema.hashed_in_sql(self._hashes)}")
+            return
         low, high = pc.min(ids).as_py(), pc.max(ids).as_py()
         wanted = f"DELETE FROM {schema.state_table} WHERE {schema.id} BETWEEN {low} AND {high}"
         if high - low + 1 > len(ids):
@@ -238,7 +256,11 @@ class ViewMerge:
         schema = self.schema
         select = f"SELECT {schema.old_columns_sql()} FROM {schema.state_table}"
         count = self._connection.execute(f"SELECT count(*) FROM {schema.state_table}").fetchall()
-        if count[0][0] <= RECENT_ROWS_MAX:
+        index = self._connection.execute(
+            f"SELECT 1 FROM duckdb_indexes() WHERE index_name = '{schema.index}'"
+        ).fetchall()
+        self._rows, self._is_indexed = int(count[0][0]), bool(index)
+        if self._rows <= RECENT_ROWS_MAX:
             return _Recent(self._old_rows(select), None)
         if schema.window is None:
             return None
@@ -256,6 +278,7 @@ class ViewMerge:
     def accept(self, merged: Merged) -> None:
         """The merge is durable: its rows become the recent ones."""
         self._next_id = merged.next_id
+        self._rows += merged.rows.num_rows - len(merged.replaced)
         recent = self._recent
         if recent is None:
             return
@@ -279,6 +302,17 @@ class ViewMerge:
             last_dropped = starts[order[RECENT_ROWS_MAX // 2].as_py()].as_py()
             kept = rows.filter(pc.greater(starts, last_dropped)).combine_chunks()
             self._recent = _Recent(kept, last_dropped + 1)
+
+    def keep_up(self) -> None:
+        """Outside any transaction: index a state that has grown large. A reader of an older state
+        may stand in the way; then a later call does it."""
+        if self.schema.hash is None or self._is_indexed or self._rows < INDEX_ROWS_MIN:
+            return
+        try:
+            self._connection.execute(self.schema.index_statement())
+        except duckdb.TransactionException:
+            return
+        self._is_indexed = True
 
     def forget(self) -> None:
         """Whether the last transaction happened is unknown: read everything anew."""

@@ -4,7 +4,8 @@ Everything here is text made from a BoundView. Tables are named by the view's nu
 user's names appear only as quoted column and view names.
 
     _headrace.state_N         keys, window_start, window_end, revision, _rows, partials,
-                              distinct counts, and an id that every written row gets anew
+                              distinct counts, an id that every written row gets anew, and,
+                              without a window, a hash of the keys (indexed once large)
     _headrace.values_N_I      the values seen by distinct I: keys, window_start, value
     _headrace.read_N          public columns and the hidden keys, for stable paging
     main.NAME                 public columns
@@ -12,6 +13,7 @@ user's names appear only as quoted column and view names.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import pyarrow as pa
@@ -54,6 +56,7 @@ class ViewSchema:
         while any(name.lower().startswith(self.prefix) for name in names):
             self.prefix += "_"
         self.id = f"{self.prefix}id"
+        self.hash = f"{self.prefix}hash" if self.keys and not windowed else None
         self.passes = f"{self.prefix}passes"
         self.passed = f"{self.prefix}passed"
         self.changed = f"{self.prefix}changed"
@@ -61,6 +64,7 @@ class ViewSchema:
         self.before = tuple(f"{self.prefix}before{i}" for i in range(len(view.finals)))
         self.hidden = tuple(f"{self.prefix}key{i}" for i in range(len(self.group)))
         self.state_table = f"_headrace.state_{number}"
+        self.index = f"keys_{number}"
         self.read_view = f"_headrace.read_{number}"
 
     def values_table(self, index: int) -> str:
@@ -109,7 +113,8 @@ class ViewSchema:
 
     def create_statements(self) -> list[str]:
         state = ", ".join(f"{quoted(c.name)} {store_type(c.type)}" for c in self.state)
-        statements = [f"CREATE TABLE {self.state_table} ({state}, {quoted(self.id)} BIGINT)"]
+        hashed = f", {self.hash} UBIGINT" if self.hash else ""
+        statements = [f"CREATE TABLE {self.state_table} ({state}, {self.id} BIGINT{hashed})"]
         group = "".join(f"{quoted(c.name)} {store_type(c.type)}, " for c in self.group)
         for index, distinct in enumerate(self.view.distincts):
             statements.append(
@@ -214,6 +219,28 @@ class ViewSchema:
     @property
     def _passes(self) -> str:
         return f"coalesce(({self.view.having}), false)" if self.view.having else "true"
+
+    def hash_sql(self) -> str:
+        """Only narrows a search: rows of one hash are still compared by their keys."""
+        return f"hash({', '.join(quoted(column.name) for column in self.keys)})"
+
+    def insert_sql(self, slot: str) -> str:
+        hashed = f", {self.hash_sql()}" if self.hash else ""
+        return f"INSERT INTO {self.state_table} SELECT *{hashed} FROM {slot}"
+
+    def rehash_statements(self) -> list[str]:
+        """For a DuckDB whose hash() gives other numbers than the one that wrote them."""
+        return [
+            f"DROP INDEX IF EXISTS _headrace.{self.index}",
+            f"UPDATE {self.state_table} SET {self.hash} = {self.hash_sql()}",
+        ]
+
+    def index_statement(self) -> str:
+        return f"CREATE INDEX IF NOT EXISTS {self.index} ON {self.state_table} ({self.hash})"
+
+    def hashed_in_sql(self, hashes: Sequence[int]) -> str:
+        """Literals alone: DuckDB uses the index for this and for nothing more complicated."""
+        return f"{self.state_table} WHERE {self.hash} IN ({', '.join(map(str, hashes))})"
 
     def touched_sql(self, slot: str) -> str:
         """The state rows that a tick's partials belong to."""

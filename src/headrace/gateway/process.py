@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -38,7 +39,6 @@ logger = logging.getLogger("headrace.gateway")
 
 DRAIN_SECONDS_MAX = 10.0
 LEFT_BEHIND_SECONDS_MAX = 1.0
-SWITCH_INTERVAL_SECONDS = 0.0005
 
 
 class CoalescingLoop(asyncio.SelectorEventLoop):
@@ -69,7 +69,7 @@ def run_gateway(settings: Settings, project: Project) -> int:
     by another process, log damaged) before anything is served.
     """
     _do_without_pandas()
-    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    gc.freeze()  # what is loaded by now stays: no collection needs to look at it again
     access = Access(settings)
     port = _usable_port(settings.gateway.host, settings.gateway.port)
     settings.run_directory.mkdir(parents=True, exist_ok=True)

@@ -70,6 +70,7 @@ class EngineProxy:
                 max_connections=ENGINE_CONNECTIONS_MAX, max_keepalive_connections=32
             ),
             trust_env=False,
+            verify=False,  # never TLS: reading the system's certificates would take a while
             follow_redirects=False,
         )
 

@@ -61,7 +61,6 @@ def duckdb_views(file: Path) -> dict[str, Rows]:
         connection.execute("SET TimeZone = 'UTC'")
         found = {}
         for view in VIEWS:
-            columns = connection.execute(f"SELECT * FROM {view.name}").to_arrow_table()
-            assert columns is not None
+            columns = connection.sql(f"SELECT * FROM {view.name}").to_arrow_table()
             found[view.name] = rows_of(view, columns.to_pylist())
         return found

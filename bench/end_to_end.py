@@ -22,6 +22,7 @@ RATE_MAX = 600_000  # prepared for
 CATCH_UP_SECONDS_MAX = 300.0
 READY_SECONDS_MAX = 120.0
 WARM_UP_EVENTS = 5 * CHUNK_EVENTS
+GROWTH_MEBIBYTES_PER_MINUTE_MAX = 30.0  # of the second half of the run; below it counts as flat
 
 
 def end_to_end(work: Path, quick: bool) -> Iterator[Figure]:
@@ -58,6 +59,7 @@ def end_to_end(work: Path, quick: bool) -> Iterator[Figure]:
         "memory",
         memory.mebibytes_max,
         {
+            "flat": memory.mebibytes_per_minute() <= GROWTH_MEBIBYTES_PER_MINUTE_MAX,
             "growth_mib_per_minute": memory.mebibytes_per_minute(),
             "mapped_files_mib": max(s.mapped for s in memory.samples) / 1024 / 1024,
             "seconds": memory.samples[-1].at - memory.samples[0].at,

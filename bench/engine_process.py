@@ -1,16 +1,19 @@
-"""`python -m bench.engine_process drain|ticks PROJECT EVENTS`: the engine alone in a process.
+"""The engine alone in a process; says what it measured as one line of JSON.
 
-`drain` takes in what the log holds; `ticks` appends 10,000 events at a time and does one tick for
-each. Both say what they measured as one line of JSON, and leave the views' rows in PROJECT/views.
+`python -m bench.engine_process drain PROJECT WARM_UP` takes in what the logs of two projects hold,
+the second first and unmeasured; `… ticks PROJECT EVENTS` appends 10,000 events at a time and does
+one tick for each. The views' rows are left in PROJECT/views.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,13 +28,15 @@ from headrace.engine.engine import Engine
 from headrace.engine.session import start_spark, stop_spark
 from headrace.log.embedded import open_reader
 from headrace.model.settings import load_settings
-from headrace.store.contract import Store, ViewChange
+from headrace.store.contract import ViewChange
 from headrace.store.duck import open_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = ["TICKS"]
 
 TICKS = Workload(seed=4, rate=10_000)
-PAGE_ROWS = 100_000
 
 
 class _Nobody:
@@ -53,57 +58,68 @@ class _Nobody:
         return None
 
 
-def _drain(engine: Engine, clock: Clock) -> None:
-    while engine.step() is not None:
-        pass
-    clock.stop()
+def _drain(spark: SparkSession, project: Path) -> None:
+    """Everything that it takes: making the views, preparing their plans, reading, merging."""
+    with _opened(spark, project) as engine:
+        while engine.step() is not None:
+            pass
 
 
-def _ticks(engine: Engine, project: Path, events: int) -> None:
+def _ticks(spark: SparkSession, project: Path, events: int) -> None:
     """The time of a tick is that of `step` alone: from asking the log for its ends to the durable
     commit and the publishing of changes."""
     milliseconds = []
     preloader = Preloader(project)
-    for group in groups(tables(TICKS, events)):
-        preloader.append(group)
-        began = time.perf_counter()
-        result = engine.step()
-        milliseconds.append((time.perf_counter() - began) * 1_000)
-        if result is None or result.events != group.num_rows:
-            raise RuntimeError(f"a tick of {group.num_rows} events gave {result}")
+    with _opened(spark, project) as engine:
+        for group in groups(tables(TICKS, events)):
+            preloader.append(group)
+            began = time.perf_counter()
+            result = engine.step()
+            milliseconds.append((time.perf_counter() - began) * 1_000)
+            if result is None or result.events != group.num_rows:
+                raise RuntimeError(f"a tick of {group.num_rows} events gave {result}")
     preloader.close()
     print(json.dumps({"milliseconds": milliseconds}), flush=True)
 
 
-def _keep_views(store: Store, directory: Path) -> None:
-    directory.mkdir()
-    for view in VIEWS:
-        result = store.query(f"SELECT * FROM {view.name}")
-        found = pa.Table.from_batches(result.batches, result.schema)
-        pq.write_table(found, directory / f"{view.name}.parquet")
-
-
-def main() -> None:
-    what, project, events = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+@contextlib.contextmanager
+def _opened(spark: SparkSession, project: Path) -> Iterator[Engine]:
     settings = load_settings(project)
     settings.log_directory.mkdir(parents=True, exist_ok=True)
     definitions = load_project(project)
     store = open_store(settings.store_file, settings.store)
     reader = open_reader(settings.log_directory, definitions.streams)
-    spark = start_spark(settings)
-    clock = Clock()
-    control = EngineControl(reader)
-    engine = Engine(settings, definitions, spark, reader, store, control, _Nobody())
+    engine = Engine(settings, definitions, spark, reader, store, EngineControl(reader), _Nobody())
     engine.open()
-    if what == "drain":
-        _drain(engine, clock)
-    else:
-        _ticks(engine, project, events)
+    yield engine
     engine.close()
-    _keep_views(store, project / "views")
-    stop_spark(spark)
     reader.close()
     store.close()
+
+
+def _keep_views(project: Path) -> None:
+    settings = load_settings(project)
+    store = open_store(settings.store_file, settings.store)
+    (project / "views").mkdir()
+    for view in VIEWS:
+        result = store.query(f"SELECT * FROM {view.name}")
+        found = pa.Table.from_batches(result.batches, result.schema)
+        pq.write_table(found, project / "views" / f"{view.name}.parquet")
+    store.close()
+
+
+def main() -> None:
+    what, project = sys.argv[1], Path(sys.argv[2])
+    spark = start_spark(load_settings(project))
+    if what == "drain":
+        _drain(spark, Path(sys.argv[3]))
+        clock = Clock()
+        _drain(spark, project)
+        clock.stop()
+    else:
+        _ticks(spark, project, int(sys.argv[3]))
+    _keep_views(project)
+    stop_spark(spark)
 
 
 if __name__ == "__main__":

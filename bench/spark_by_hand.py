@@ -2,13 +2,13 @@
 
 Nothing here knows Headrace, except that the same Java runs it. Spark keeps the state of each
 aggregation; each micro-batch's changed rows are upserted into DuckDB by `foreachBatch`. Settings
-are Spark's own, but for the shuffle partitions, which anyone sets on a machine with few cores: the
-stock 200 are an order of magnitude slower. `availableNow` without a limit of files takes everything
-in one micro-batch, which is the fastest that Spark can do here. The watermark of a minute keeps state bounded, and is
-long enough for every late event of the workload to be applied, as Headrace applies them.
+are Spark's own, but for the shuffle partitions, which anyone lowers on a machine with few cores.
+`availableNow` without a limit of files takes everything in one micro-batch, which suits Spark best.
+The watermark of a minute keeps state bounded, and is long enough for every late event of the
+workload to be applied, as Headrace applies them.
 
-`python -m bench.spark_by_hand PARQUET WORK CORES` says the seconds as one line of JSON: from the
-session being up until every query has taken in every event.
+`python -m bench.spark_by_hand PARQUET WARM_UP WORK CORES` says the seconds as one line of JSON:
+from starting the queries until every one has taken in every event.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bench.clock import Clock
 from bench.spark_session import SCHEMA_DDL, start_session
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 TABLES = """
@@ -105,18 +105,25 @@ def start(
     )
 
 
+def drain(spark: SparkSession, parquet: Path, work: Path) -> None:
+    work.mkdir()
+    with duckdb.connect(str(work / "views.duckdb")) as connection:
+        connection.execute(TABLES)
+        frames = views(spark.readStream.schema(SCHEMA_DDL).parquet(str(parquet)))
+        queries = [start(name, frame, work, connection) for name, frame in frames.items()]
+        for query in queries:
+            query.awaitTermination()
+
+
 def main() -> None:
-    parquet, work, cores = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    connection = duckdb.connect(str(work / "views.duckdb"))
-    connection.execute(TABLES)
-    spark = start_session(work, cores, {"spark.sql.shuffle.partitions": str(2 * cores)})
+    parquet, warm_up, work = (Path(argument) for argument in sys.argv[1:4])
+    cores = int(sys.argv[4])
+    settings = {"spark.sql.shuffle.partitions": str(2 * cores)}
+    spark = start_session(work, cores, settings)
+    drain(spark, warm_up, work / "warm-up")
     clock = Clock()
-    frames = views(spark.readStream.schema(SCHEMA_DDL).parquet(str(parquet)))
-    queries = [start(name, frame, work, connection) for name, frame in frames.items()]
-    for query in queries:
-        query.awaitTermination()
+    drain(spark, parquet, work / "measured")
     clock.stop()
-    connection.close()
     spark.stop()
 
 

@@ -8,8 +8,8 @@ merge. Settings: adaptive execution off, no waiting for locality, as many shuffl
 cores, checkpoint files without forked processes or checksums, a throughput collector, no UI, and
 large micro-batches.
 
-`python -m bench.spark_tuned PARQUET WORK CORES` says the seconds as one line of JSON: from the
-session being up until the last batch is committed.
+`python -m bench.spark_tuned PARQUET WARM_UP WORK CORES` says the seconds as one line of JSON: from
+starting the query until the last batch is committed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bench.clock import Clock
 from bench.spark_session import SCHEMA_DDL, start_session
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 FILES_PER_BATCH = 10  # of 100,000 events each
 
@@ -144,24 +144,30 @@ def merge_into(connection: duckdb.DuckDBPyConnection) -> Callable[[DataFrame, in
     return merge
 
 
+def drain(spark: SparkSession, parquet: Path, work: Path) -> None:
+    work.mkdir()
+    with duckdb.connect(str(work / "views.duckdb")) as connection:
+        connection.execute(TABLES)
+        query = (
+            spark.readStream.schema(SCHEMA_DDL)
+            .option("maxFilesPerTrigger", FILES_PER_BATCH)
+            .parquet(str(parquet))
+            .writeStream.option("checkpointLocation", str(work / "checkpoint"))
+            .trigger(availableNow=True)
+            .foreachBatch(merge_into(connection))
+            .start()
+        )
+        query.awaitTermination()
+
+
 def main() -> None:
-    parquet, work, cores = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
-    connection = duckdb.connect(str(work / "views.duckdb"))
-    connection.execute(TABLES)
+    parquet, warm_up, work = (Path(argument) for argument in sys.argv[1:4])
+    cores = int(sys.argv[4])
     spark = start_session(work, cores, {**SETTINGS, "spark.sql.shuffle.partitions": str(cores)})
+    drain(spark, warm_up, work / "warm-up")
     clock = Clock()
-    query = (
-        spark.readStream.schema(SCHEMA_DDL)
-        .option("maxFilesPerTrigger", FILES_PER_BATCH)
-        .parquet(str(parquet))
-        .writeStream.option("checkpointLocation", str(work / "checkpoint"))
-        .trigger(availableNow=True)
-        .foreachBatch(merge_into(connection))
-        .start()
-    )
-    query.awaitTermination()
+    drain(spark, parquet, work / "measured")
     clock.stop()
-    connection.close()
     spark.stop()
 
 

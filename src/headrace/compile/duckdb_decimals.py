@@ -12,6 +12,8 @@ from headrace.model.types import DECIMAL_PRECISION_MAX, DataType
 
 __all__ = ["divide_decimals", "from_unscaled", "round_to_tens", "unscaled"]
 
+_SHORT_MAX = 2 * 10**18  # twice this, and as much again, is below 2^63
+
 
 def unscaled(sql: str, of_type: DataType) -> str:
     """The decimal as a whole number, value · 10^scale."""
@@ -45,7 +47,15 @@ def divide_decimals(
     divisor = unscaled(right, right_type)
     shift = result.scale - left_type.scale + right_type.scale
     quotient = _divide(numerator, divisor, right_type.precision, shift)
-    return None if quotient is None else from_unscaled(quotient, result)
+    if quotient is None:
+        return None
+    exact = from_unscaled(quotient, result)
+    limit = _SHORT_MAX // 10 ** max(shift, 0)
+    if shift < 0 or limit < 1000:
+        return exact
+    short = from_unscaled(_divide_short(numerator, divisor, shift), result)
+    is_short = f"abs({numerator}) < {limit} AND abs({divisor}) < {_SHORT_MAX}"
+    return f"CASE WHEN {is_short} THEN {short} ELSE {exact} END"
 
 
 def round_to_tens(sql: str, of_type: DataType, tens: int, result: DataType) -> str | None:
@@ -55,6 +65,15 @@ def round_to_tens(sql: str, of_type: DataType, tens: int, result: DataType) -> s
         return None
     quotient = _divide(unscaled(sql, of_type), f"{10**digits}::HUGEINT", digits + 1, 0)
     return f"CAST(({quotient}) * {10**tens}::HUGEINT AS {store_type(result)})"
+
+
+def _divide_short(numerator: str, divisor: str, shift: int) -> str:
+    """The same as `_divide` where all of it fits into 64 bits: most numbers do, and it is several
+    times as fast."""
+    above = f"CAST(abs({numerator}) AS BIGINT) * {10**shift}::BIGINT"
+    below = f"CAST(abs({divisor}) AS BIGINT)"
+    sign = f"CASE WHEN ({numerator} < 0) <> ({divisor} < 0) THEN -1 ELSE 1 END"
+    return f"({sign}) * (({above} * 2 + {below}) // ({below} * 2))"
 
 
 def _divide(numerator: str, divisor: str, divisor_digits: int, shift: int) -> str | None:

@@ -91,6 +91,7 @@ class Engine:
         self._views = open_views(self._spark, self._project, self._reader, self._store)
         self._hold()
         self._tell()
+        self._ticker.prepare(list(self._views.values()))
         self._control.set_state("live")
 
     def run(self) -> None:

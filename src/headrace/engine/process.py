@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import signal
+import threading
 from types import FrameType
 
 from headrace.engine.control import EngineControl
 from headrace.engine.engine import Engine
-from headrace.engine.session import start_spark, stop_spark
+from headrace.engine.session import start_spark, stop_spark, warm_workers
 from headrace.log.embedded import open_reader
 from headrace.model.definitions import Project
 from headrace.model.errors import HeadraceError
@@ -45,6 +46,7 @@ def run_engine(settings: Settings, project: Project) -> int:
     try:
         spark = start_spark(settings)
         try:
+            threading.Thread(target=warm_workers, args=(spark,), daemon=True).start()
             engine = Engine(settings, project, spark, reader, store, control, server)
             engine.open()
             log.info("engine is live")

@@ -13,7 +13,7 @@ from headrace.model.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["start_spark", "stop_spark"]
+__all__ = ["start_spark", "stop_spark", "warm_workers"]
 
 log = logging.getLogger("headrace.engine")
 
@@ -74,6 +74,15 @@ def start_spark(settings: Settings) -> SparkSession:
     logging.getLogger("py4j").setLevel(logging.ERROR)
     log.info("starting Spark on Java %s (%s), %s cores", java.version, java.origin, cores)
     return builder.getOrCreate()
+
+
+def warm_workers(spark: SparkSession) -> None:
+    """Start the process that forks Python workers: its imports take a second or two, which can
+    pass while views are being opened. Without it the first tick takes longer, nothing else."""
+    try:
+        spark.range(1).mapInArrow(lambda batches: batches, "id BIGINT").collect()
+    except Exception as error:  # the engine may be ending already
+        log.info("workers were not started ahead: %s", error)
 
 
 def stop_spark(spark: SparkSession) -> None:

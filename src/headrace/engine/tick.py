@@ -94,6 +94,12 @@ class Ticker:
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
+    def prepare(self, views: Sequence[LiveView]) -> None:
+        """Make the plans of the views as they stand, so that the first tick need not."""
+        ends = {view.stream.name: self._reader.ends(view.stream.name) for view in views}
+        for group in group_views(views, ends, self._settings.engine.tick_rows_max):
+            self._plan(group.stream, group.views).warm_up()
+
     def run(self, views: Sequence[LiveView], catch_up: bool) -> TickResult | None:
         """One tick over the leading groups, or with `catch_up` over the first group behind them.
         None when there is nothing to do. Raises what is nobody's data's fault."""
@@ -170,8 +176,9 @@ class Ticker:
         remaining = list(computed)
         while remaining:
             written = [
-                (view, self._view_write(view, done), done)
+                (view, self._view_write(view, done, watermark), done)
                 for done in remaining
+                for watermark in [self._watermark(done.group.stream, _moved(done))]
                 for view in done.views
             ]
             write = TickWrite(
@@ -204,7 +211,7 @@ class Ticker:
             kept.extend(self._isolate(alone, done.ranges, error.message))
         return kept
 
-    def _view_write(self, view: LiveView, done: _Computed) -> ViewWrite:
+    def _view_write(self, view: LiveView, done: _Computed, watermark: int | None) -> ViewWrite:
         partials = done.tables.get((view.name, None))
         rows = sum(r.rows for r in done.ranges)
         applied = pc.sum(partials.column(ROWS)).as_py() if partials is not None else 0
@@ -229,7 +236,7 @@ class Ticker:
                 late=late,
                 dead=len(dead),
             ),
-            watermark_microseconds=self._watermark(view.stream, _moved(done)),
+            watermark_microseconds=watermark,
             dead=dead,
         )
 

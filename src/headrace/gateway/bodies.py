@@ -77,7 +77,9 @@ def body_kind(content_type: str | None) -> BodyKind:
 
 def check_encoding(encoding: str | None) -> str:
     """The content encoding in canonical spelling. Raises RequestError 415 for unknown ones."""
-    name = (encoding or "identity").strip().lower()
+    if encoding is None:
+        return "identity"
+    name = encoding.strip().lower() or "identity"
     if name == "x-gzip":
         name = "gzip"
     if name not in _ENCODINGS:

@@ -7,6 +7,7 @@ belongs to.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ from headrace.model.settings import GatewaySettings
 
 __all__ = ["Entry", "Rejected", "StreamDecoder", "StreamRows"]
 
+SAMPLE_SECONDS = 0.1
 _OPEN, _CLOSE = 123, 125
 _WHITESPACE = b" \t\r\n"
 
@@ -81,6 +83,7 @@ class StreamDecoder:
         )
         self._arrow = ArrowDecoder(stream)
         self._settings = settings
+        self._next_sample = 0.0
 
     def inflated(self, request: EventsRequest) -> bytes:
         """Raises RequestError; see bodies.inflate."""
@@ -127,10 +130,15 @@ class StreamDecoder:
             digest = request.digest(inflated) if request.retry_key is not None else b""
             entries.append(Entry(request, count, start, start + count, digest))
             start += count
-        first = bodies[0].partition(b"\n")[0]
-        return StreamRows(
-            self.stream, [batch], entries, [], self.json.records.unknown_fields(first)
-        )
+        return StreamRows(self.stream, [batch], entries, [], self._sample(bodies[0]))
+
+    def _sample(self, body: bytes) -> int | None:
+        """The unknown fields of one record, looked for a few times a second at most."""
+        now = time.monotonic()
+        if now < self._next_sample:
+            return None
+        self._next_sample = now + SAMPLE_SECONDS
+        return self.json.records.unknown_fields(body.partition(b"\n")[0])
 
     def _decode_apart(self, requests: Sequence[tuple[EventsRequest, bytes]]) -> StreamRows:
         rows = StreamRows(self.stream, [], [], [])

@@ -61,8 +61,8 @@ class Metrics(Collector):
             total.dead += added.dead
 
     def add_sample(self, unknown_fields: int) -> None:
-        """One record in each group is looked at: reading every field of all would cost more than
-        storing them."""
+        """A record is looked at a few times a second: reading every field of all would cost more
+        than storing them."""
         self.sampled_records += 1
         self.sampled_with_unknown_fields += unknown_fields > 0
 

@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.compile import load_project
+from headrace.engine import prepared
 from headrace.engine.control import EngineControl
 from headrace.engine.engine import Engine
 from headrace.log.contract import Group, LogReader, LogWriter, PartitionBatch, stored_schema
@@ -161,3 +162,14 @@ def make_rig(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., Rig]
         rig.stop()
         rig.writer.close()
         rig.reader.close()
+
+
+@pytest.fixture
+def patch_prepared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Set the bounds that decide how a prepared plan runs."""
+
+    def patch(**bounds: float) -> None:
+        for name, value in bounds.items():
+            monkeypatch.setattr(prepared, name, value)
+
+    return patch

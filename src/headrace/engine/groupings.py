@@ -23,13 +23,15 @@ _FIXED_WIDTH = frozenset(
 
 @dataclass(frozen=True)
 class Grouping:
-    """One GROUP BY: a view's own, or the values of one of its distincts."""
+    """One GROUP BY: a view's own, or the values of one of its distincts. `rows` is the expression
+    whose sum is the number of events, when a row stands for several."""
 
     view: str
     distinct: str | None
     where: str | None
     keys: tuple[tuple[str, str], ...]
     partials: tuple[Partial, ...]
+    rows: str | None = None
 
 
 def groupings_of(plan: ViewPlan) -> tuple[Grouping, ...]:

@@ -8,16 +8,17 @@ slot, so the pass is as wide as the widest view, not as all of them together.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.engine.condense import Condensed, condense
 from headrace.engine.groupings import Grouping
 from headrace.model.plan import ROWS
 from headrace.model.types import DataType
 
-__all__ = ["Pass", "aggregate_sql", "build_pass"]
+__all__ = ["Pass", "aggregate_sql", "build_condensed_pass", "build_pass"]
 
 
 @dataclass
@@ -49,8 +50,12 @@ class Pass:
     by: str
     chosen: str
     layouts: tuple[_Layout, ...]
+    condensed: Condensed | None = None
 
     def sql(self, from_name: str) -> str:
+        if self.condensed is not None:
+            first = f"SELECT {self.condensed.select} FROM {from_name} GROUP BY {self.condensed.by}"
+            from_name = f"({first})"
         if len(self.elements) == 1:
             tagged = f"SELECT {self.elements[0]} AS tagged FROM {from_name}"
             inner = f"SELECT tagged.* FROM ({tagged})"
@@ -97,7 +102,8 @@ def build_pass(groupings: Sequence[Grouping], types: Mapping[str, DataType]) -> 
             key_slots[key] = None
             columns.append((name, key))
         if grouping.distinct is None:
-            columns.append((ROWS, aggregates.setdefault("count(1)", f"a{len(aggregates)}")))
+            rows = "count(1)" if grouping.rows is None else f"sum({slot('input', grouping.rows)})"
+            columns.append((ROWS, aggregates.setdefault(rows, f"a{len(aggregates)}")))
         taken: dict[str, str] = {}
         for partial in grouping.partials:
             texts = (partial.input, *partial.order)
@@ -117,6 +123,12 @@ def build_pass(groupings: Sequence[Grouping], types: Mapping[str, DataType]) -> 
     by = ", ".join(["tag", *key_slots])
     chosen = ", ".join([by, *(f"{sql} AS {name}" for sql, name in aggregates.items())])
     return Pass(tuple(elements), by, chosen, tuple(layouts))
+
+
+def build_condensed_pass(groupings: Sequence[Grouping], types: Mapping[str, DataType]) -> Pass:
+    """The same result, with one grouping over all keys first; and how many rows that left."""
+    condensed = condense(groupings, types)
+    return replace(build_pass(condensed.groupings, condensed.types), condensed=condensed)
 
 
 def _struct_sql(

@@ -8,21 +8,22 @@ with a shuffle.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.engine.binding import expression_types
+from headrace.engine.condense import COUNTER, is_condensable
 from headrace.engine.groupings import Grouping, groupings_of, is_hashable, needed_columns
-from headrace.engine.passes import Pass, build_pass
+from headrace.engine.passes import Pass, build_condensed_pass, build_pass
 from headrace.engine.source import RANGES_PROPERTY, Range, Source, encode_ranges
 from headrace.engine.unscaled import narrow
 from headrace.model.definitions import Stream
 from headrace.model.errors import EngineError
-from headrace.model.plan import ViewPlan
+from headrace.model.plan import ROWS, ViewPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,6 +32,9 @@ __all__ = ["PartialTables", "PreparedPlan", "split_ranges"]
 
 PartialTables = dict[tuple[str, str | None], pa.Table]
 LANE_ROWS_MIN = 30_000  # below this a second lane costs more than it saves
+CONDENSE_ROWS_MIN = 1_000  # fewer say nothing about how much condensing leaves
+CONDENSED_SHARE_MAX = 0.3  # of the events; with more left it does not pay
+CONDENSE_AGAIN_RUNS = 256  # then it is tried once more
 _SOURCE_NAME = "_headrace_source"
 _NOT_REUSABLE = ("Exchange", "Subquery", "InMemoryTableScan", "AdaptiveSparkPlan")
 
@@ -54,9 +58,43 @@ def split_ranges(ranges: Sequence[Range], parts: int) -> list[list[Range]]:
     return lists
 
 
-@dataclass(frozen=True)
-class _Lane:
-    frames: tuple[DataFrame, ...]
+class _Way:
+    """One way to compute the partials: its passes, and for each of them one plan per lane, made
+    when first run."""
+
+    def __init__(self, spark: SparkSession, parts: Sequence[tuple[Source, Pass]]) -> None:
+        self.parts = tuple(parts)
+        self._spark = spark
+        self._frames: dict[tuple[int, int], DataFrame] = {}
+
+    def run_lane(self, lane: int, number: int, ranges: Sequence[Range]) -> PartialTables:
+        self._set_ranges([ranges])
+        return self.parts[number][1].split(self._frames[(lane, number)].toArrow())
+
+    def run_afresh(self, number: int, tasks: Sequence[Sequence[Range]]) -> PartialTables:
+        self._set_ranges(tasks)
+        return self.parts[number][1].split(self._frame(number, len(tasks)).toArrow())
+
+    def prepare(self, lanes: int) -> None:
+        for lane in range(lanes):
+            for number in range(len(self.parts)):
+                if (lane, number) not in self._frames:
+                    frame = self._frame(number, 1)
+                    _assert_reusable(frame)
+                    self._frames[(lane, number)] = frame
+
+    def _set_ranges(self, tasks: Sequence[Sequence[Range]]) -> None:
+        self._spark.sparkContext.setLocalProperty(RANGES_PROPERTY, encode_ranges(tasks))
+
+    def _frame(self, number: int, tasks: int) -> DataFrame:
+        source, made = self.parts[number]
+        leaf = self._spark.range(0, tasks, 1, tasks).mapInArrow(
+            source.reader_function(), source.ddl()
+        )
+        # One partition that Spark knows of as one: then it plans no exchange.
+        leaf = leaf.coalesce(1) if tasks == 1 else leaf
+        leaf.createOrReplaceTempView(_SOURCE_NAME)
+        return self._spark.sql(made.sql(_SOURCE_NAME))
 
 
 class PreparedPlan:
@@ -75,89 +113,65 @@ class PreparedPlan:
         self._narrowed = {(n.grouping.view, n.grouping.distinct): n for n in narrowed}
         groupings = [n.grouping for n in narrowed]
         types = expression_types(spark, stream, groupings)
-        hashable = [g for g in groupings if is_hashable(g, types)]
-        sorting = [g for g in groupings if not is_hashable(g, types)]
-        self._spark = spark
-        self._pool = pool
-        self._stream = stream
-        self._parts: list[tuple[Source, Pass]] = []
-        for part in (hashable, sorting):
+        parts: list[tuple[Source, Pass]] = []
+        for hashable in (True, False):
+            part = [g for g in groupings if is_hashable(g, types) == hashable]
             if part:
                 source = Source(log_directory, stream, _columns(stream, part))
-                self._parts.append((source, build_pass(part, types)))
-        self._lanes = tuple(self._make_lane() for _ in range(lanes))
+                parts.append((source, build_pass(part, types)))
+        self._lanes = lanes
+        self._pool = pool
+        self._direct = _Way(spark, parts)
+        self._condensing: _Way | None = None
+        if len(groupings) > 1 and all(is_condensable(g, types) for g in groupings):
+            condensed = build_condensed_pass(groupings, types)
+            if condensed.condensed is not None and condensed.condensed.by:
+                self._condensing = _Way(spark, [(parts[0][0], condensed)])
+        self._runs_direct = 0  # how many runs still go without condensing
 
     def warm_up(self) -> None:
         """Run every lane once over nothing: Spark compiles the pass and forks its workers now
         instead of in the first tick."""
-        lanes = [
-            self._pool.submit(self._run_part, lane, number, ())
-            for lane in self._lanes
-            for number in range(len(self._parts))
-        ]
-        for lane in lanes:
-            lane.result()
+        self._run_lanes(self._condensing or self._direct, [()] * self._lanes)
 
     def run(self, ranges: Sequence[Range], shuffle: bool) -> PartialTables:
         """The partial tables of every view for these events. Raises what Spark raises."""
         rows = sum(r.rows for r in ranges)
+        way = self._direct
+        if self._condensing is not None and self._runs_direct == 0:
+            way = self._condensing
+        self._runs_direct = max(0, self._runs_direct - 1)
         if shuffle:
-            results = [self._run_afresh(number, ranges) for number in range(len(self._parts))]
-            return self._merge(results)
-        count = max(1, min(len(self._lanes), rows // LANE_ROWS_MIN))
-        lists = split_ranges(ranges, count)
+            tasks = split_ranges(ranges, self._lanes * 2)
+            results = [way.run_afresh(number, tasks) for number in range(len(way.parts))]
+        else:
+            count = max(1, min(self._lanes, rows // LANE_ROWS_MIN))
+            results = self._run_lanes(way, split_ranges(ranges, count))
+        return self._merge(results, rows)
+
+    def _run_lanes(self, way: _Way, lists: Sequence[Sequence[Range]]) -> list[PartialTables]:
+        way.prepare(len(lists))
         futures: list[Future[PartialTables]] = [
-            self._pool.submit(self._run_part, lane, number, mine)
-            for lane, mine in zip(self._lanes, lists, strict=False)
-            for number in range(len(self._parts))
+            self._pool.submit(way.run_lane, lane, number, mine)
+            for lane, mine in enumerate(lists)
+            for number in range(len(way.parts))
         ]
-        results = []
-        failure: Exception | None = None
-        for future in futures:
-            try:
-                results.append(future.result())
-            except Exception as error:
-                failure = error
-        if failure is not None:
-            raise failure
-        return self._merge(results)
+        wait(futures)  # a lane that fails must not leave another one running into the next tick
+        return [future.result() for future in futures]
 
-    def _run_part(self, lane: _Lane, number: int, ranges: Sequence[Range]) -> PartialTables:
-        context = self._spark.sparkContext
-        context.setLocalProperty(RANGES_PROPERTY, encode_ranges([ranges]))
-        return self._parts[number][1].split(lane.frames[number].toArrow())
-
-    def _run_afresh(self, number: int, ranges: Sequence[Range]) -> PartialTables:
-        tasks = split_ranges(ranges, len(self._lanes) * 2)
-        context = self._spark.sparkContext
-        context.setLocalProperty(RANGES_PROPERTY, encode_ranges(tasks))
-        return self._parts[number][1].split(self._frame(number, len(tasks)).toArrow())
-
-    def _merge(self, results: Sequence[PartialTables]) -> PartialTables:
+    def _merge(self, results: Sequence[PartialTables], rows: int) -> PartialTables:
         merged: dict[tuple[str, str | None], list[pa.Table]] = {}
         for tables in results:
             for key, table in tables.items():
                 merged.setdefault(key, []).append(table)
+        counter = merged.pop((COUNTER.view, COUNTER.distinct), [])
+        left = sum(pc.sum(table.column(ROWS)).as_py() for table in counter)
+        if rows >= CONDENSE_ROWS_MIN and left > rows * CONDENSED_SHARE_MAX:
+            self._runs_direct = CONDENSE_AGAIN_RUNS
         return {
             key: self._narrowed[key].widen(pa.concat_tables(tables))
             for key, tables in merged.items()
         }
-
-    def _make_lane(self) -> _Lane:
-        frames = tuple(self._frame(number, 1) for number in range(len(self._parts)))
-        for frame in frames:
-            _assert_reusable(frame)
-        return _Lane(frames)
-
-    def _frame(self, number: int, tasks: int) -> DataFrame:
-        source, made = self._parts[number]
-        leaf = self._spark.range(0, tasks, 1, tasks).mapInArrow(
-            source.reader_function(), source.ddl()
-        )
-        # One partition that Spark knows of as one: then it plans no exchange.
-        leaf = leaf.coalesce(1) if tasks == 1 else leaf
-        leaf.createOrReplaceTempView(_SOURCE_NAME)
-        return self._spark.sql(made.sql(_SOURCE_NAME))
 
 
 def _columns(stream: Stream, groupings: Sequence[Grouping]) -> tuple[str, ...]:

@@ -17,11 +17,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from headrace.compile import bind_view, parse_sql, plan_view
 from headrace.compile.duckdb_combine import store_type
-from headrace.engine.session import start_spark, stop_spark
 from headrace.model.definitions import Stream
 from headrace.model.errors import DefinitionError, DefinitionErrors
 from headrace.model.plan import ROWS, BoundView, Partial, ViewPlan
-from headrace.model.settings import EngineSettings, Settings
 from headrace.model.types import DataType, type_from_arrow
 
 _FOR_A_HANDFUL_OF_ROWS = {
@@ -31,23 +29,15 @@ _FOR_A_HANDFUL_OF_ROWS = {
 }
 
 
-@pytest.fixture(scope="session")
-def spark_alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One core. The session is shared with other tests of the run that ask for one."""
-    from pyspark import SparkContext
-
-    was_running = SparkContext._active_spark_context is not None
-    directory = tmp_path_factory.mktemp("spark")
-    settings = Settings(directory, engine=EngineSettings(cores=1, java_heap_mebibytes=768))
-    session = start_spark(settings)
-    before = {name: session.conf.get(name) for name in _FOR_A_HANDFUL_OF_ROWS}
+@pytest.fixture(scope="module")
+def spark_alone(spark: SparkSession) -> Iterator[SparkSession]:
+    """The run's session, set to interpret: compiling costs more than a handful of rows."""
+    before = {name: spark.conf.get(name) for name in _FOR_A_HANDFUL_OF_ROWS}
     for name, value in _FOR_A_HANDFUL_OF_ROWS.items():
-        session.conf.set(name, value)
-    yield session
+        spark.conf.set(name, value)
+    yield spark
     for name, value in before.items():
-        session.conf.set(name, value)
-    if not was_running and SparkContext._active_spark_context is not None:
-        stop_spark(session)
+        spark.conf.set(name, value)
 
 
 @dataclass
@@ -241,7 +231,7 @@ NUMBERS = """CREATE STREAM events (
 ) WATERMARK at LATE REVISE"""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def meaning(spark_alone: SparkSession) -> Meaning:
     return Meaning(spark_alone, NUMBERS)
 

@@ -119,7 +119,8 @@ class SettingsError(HeadraceError):
 
 
 class RequestError(HeadraceError):
-    """A refused request. `code` is stable, `status` is the problem document's HTTP status."""
+    """A refused request. `code` is stable, `status` is the problem document's HTTP status,
+    `allow` lists the methods a path has when it was asked with another."""
 
     def __init__(
         self,
@@ -129,11 +130,13 @@ class RequestError(HeadraceError):
         *,
         hint: str = "",
         retry_after_seconds: int | None = None,
+        allow: str = "",
     ) -> None:
         super().__init__(message, hint=hint)
         self.status = status
         self.code = code
         self.retry_after_seconds = retry_after_seconds
+        self.allow = allow
 
 
 class LogError(HeadraceError):

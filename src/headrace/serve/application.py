@@ -83,7 +83,7 @@ class Application:
                 return await route.handler(
                     self._services, request, match.groupdict().get("name", "")
                 )
-        raise MethodError(request.method, [route.method for route, _ in matches])
+        raise _method_refused(request.method, [route.method for route, _ in matches])
 
     def _check_secret(self, request: Request) -> None:
         given = request.headers.get(INTERNAL_HEADER, "").encode("latin-1")
@@ -96,19 +96,15 @@ class Application:
             )
 
 
-class MethodError(RequestError):
-    """A path that exists, asked with a method it does not have; the answer lists those it has."""
-
-    def __init__(self, method: str, allowed: list[str]) -> None:
-        methods = [*allowed, "HEAD"] if "GET" in allowed else allowed
-        self.allow = ", ".join(methods)
-        super().__init__(
-            405, "method", f"{method} is not possible here", hint=f"possible are {self.allow}"
-        )
+def _method_refused(method: str, allowed: list[str]) -> RequestError:
+    allow = ", ".join([*allowed, "HEAD"] if "GET" in allowed else allowed)
+    return RequestError(
+        405, "method", f"{method} is not possible here", hint=f"possible are {allow}", allow=allow
+    )
 
 
 def _problem(error: Exception) -> Response:
     response = problem(error)
-    if isinstance(error, MethodError):
+    if isinstance(error, RequestError) and error.allow:
         response.headers.append(("allow", error.allow))
     return response

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from headrace.engine.views import LiveView
 from headrace.log.contract import LogReader
@@ -95,16 +96,7 @@ class EngineControl:
                 ends=dict(enumerate(self._ends(report.stream))),
                 pending_events=pending,
             )
-        return EngineStatus(
-            state=status.state,
-            detail=status.detail,
-            generation=status.generation,
-            tick=status.tick,
-            committed_at_microseconds=status.committed_at_microseconds,
-            durations=status.durations,
-            streams=streams,
-            views=views,
-        )
+        return replace(status, streams=streams, views=views)
 
     def pending(self, view: str) -> int:
         report = self._report(view)
@@ -143,15 +135,7 @@ class EngineControl:
             max(0, end - report.next_offsets.get(partition, 0))
             for partition, end in enumerate(ends)
         )
-        return ViewReport(
-            stream=report.stream,
-            state=report.state,
-            detail=report.detail,
-            next_offsets=report.next_offsets,
-            pending_events=pending,
-            watermark_microseconds=report.watermark_microseconds,
-            counts=report.counts,
-        )
+        return replace(report, pending_events=pending)
 
     def _ends(self, stream: str) -> tuple[int, ...]:
         try:

@@ -50,7 +50,7 @@ def start_spark(settings: Settings) -> SparkSession:
         os.environ.pop(name, None)
     from pyspark.sql import SparkSession
 
-    cores = settings.engine.cores or os.cpu_count() or 1
+    cores = settings.engine.cores_used
     builder = SparkSession.builder.master(f"local[{cores}]").appName(f"headrace-{settings.name}")
     for name, value in _SETTINGS.items():
         builder = builder.config(name, value)

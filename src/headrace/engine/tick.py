@@ -87,7 +87,7 @@ class Ticker:
         self._generation = generation
         self._watched = watched
         self._tick = store.last_tick()
-        self._lanes = settings.engine.cores or _cores()
+        self._lanes = settings.engine.cores_used
         self._pool = ThreadPoolExecutor(max(2, 2 * self._lanes), "headrace-lane")
         self._plans: dict[tuple[str, ...], PreparedPlan] = {}
 
@@ -317,12 +317,6 @@ class Ticker:
 
     def _is_large(self, ranges: Sequence[Range]) -> bool:
         return sum(r.rows for r in ranges) >= self._settings.engine.shuffle_rows_min
-
-
-def _cores() -> int:
-    import os
-
-    return os.cpu_count() or 1
 
 
 def _moved(done: _Computed) -> tuple[int, ...]:

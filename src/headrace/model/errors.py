@@ -20,8 +20,7 @@ HeadraceError
 │   └── QueryError             a user's query is wrong, too long, too large or interrupted
 ├── EngineError            Spark or a tick failed
 │   ├── JavaMissingError       no usable Java runtime
-│   ├── ViewChangedError       a definition changed under its state
-│   └── TickError              a tick failed on data; bisecting finds the event
+│   └── ViewChangedError       a definition changed under its state
 └── ClientError            the Python client could not do what was asked
     ├── UnreachableError       no answer within the time the caller allowed
     ├── RefusedError           the server answered with a problem document
@@ -61,7 +60,6 @@ __all__ = [
     "SettingsError",
     "StoreError",
     "StoreLockedError",
-    "TickError",
     "UnreachableError",
     "ViewChangedError",
 ]
@@ -213,10 +211,6 @@ class JavaMissingError(EngineError):
 
 class ViewChangedError(EngineError):
     code = "view-changed"
-
-
-class TickError(EngineError):
-    code = "tick"
 
 
 class ClientError(HeadraceError):

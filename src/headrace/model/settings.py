@@ -61,11 +61,14 @@ class EngineSettings:
     java_heap_mebibytes: int = 2_048
     tick_rows_max: int = 400_000
     tick_bytes_max: int = 128 * MEBIBYTE
-    tick_interval_milliseconds: int = 0
     shuffle_rows_min: int = 2_000_000
     dead_letters_in_a_row_max: int = 20
     dead_letters_per_thousand_max: int = 100
     view_failures_max: int = 5
+
+    @property
+    def cores_used(self) -> int:
+        return self.cores or os.cpu_count() or 1
 
 
 @dataclass(frozen=True)

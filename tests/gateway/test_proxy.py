@@ -12,6 +12,30 @@ from typing import Any
 import httpx
 import pytest
 
+from headrace.gateway.exchange import CONNECTIONS_MAX
+
+# What an engine that fails or lies might send before it closes the connection.
+RAW_ANSWERS = {
+    "raw-short": b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nhalf",
+    "raw-two-lengths": b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ntransfer-encoding: chunked"
+    b"\r\n\r\n0\r\n\r\n",
+    "raw-no-length": b"HTTP/1.1 200 OK\r\n\r\nwhat comes until the end",
+    "raw-negative": b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n",
+    "raw-old": b"HTTP/1.0 200 OK\r\ncontent-length: 1\r\n\r\nx",
+    "raw-header": b"HTTP/1.1 200 OK\r\ncontent-length : 1\r\n\r\nx",
+    "raw-long-head": b"HTTP/1.1 200 OK\r\nx: " + b"x" * 100_000,
+    "raw-nothing": b"",
+}
+RAW_STREAMS = {
+    "raw-half-chunk": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nabc",
+    "raw-bad-chunk": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\nabc\r\n0\r\n\r\n",
+    "raw-no-number": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n-1\r\n\r\n",
+    "raw-no-end": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n",
+}
+
+
+RAW_LONG = b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n" + b"x" * 500_000
+
 
 class EngineServer:
     """Speaks just enough HTTP to show what reached it and to answer slowly."""
@@ -19,6 +43,7 @@ class EngineServer:
     def __init__(self, gateway: Any, secret: str = "s3cret") -> None:
         self.secret = secret
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
+        self.connections = 0
         self.go_on = asyncio.Event()
         self.left = threading.Event()
         self._loop = asyncio.new_event_loop()
@@ -56,20 +81,33 @@ class EngineServer:
         self._loop.call_soon_threadsafe(self.go_on.set)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
                 headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
                 body = await reader.readexactly(int(headers.get("content-length", 0)))
                 self.requests.append((head[0], headers, body))
-                await self._answer(head[0].split(" ")[1], headers, writer)
+                if b"hang up" in body or "/hang-up" in head[0]:
+                    await self._hang_up_once(head[0], writer)
+                    continue
+                await self._answer(head[0].split(" ")[1], headers, reader, writer)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
             writer.close()
 
+    async def _hang_up_once(self, line: str, writer: asyncio.StreamWriter) -> None:
+        if sum(one == line for one, _, _ in self.requests) == 1:
+            raise ConnectionResetError
+        await self._whole(writer, 200, b"{}")
+
     async def _answer(
-        self, target: str, headers: dict[str, str], writer: asyncio.StreamWriter
+        self,
+        target: str,
+        headers: dict[str, str],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> None:
         if headers.get("headrace-internal") != self.secret:
             await self._whole(writer, 401, b"{}")
@@ -89,6 +127,13 @@ class EngineServer:
             except ConnectionError:
                 self.left.set()
                 raise
+        elif target.startswith("/v1/views/raw"):
+            writer.write({**RAW_ANSWERS, **RAW_STREAMS, "raw-long": RAW_LONG}[target[10:]])
+            await writer.drain()
+            raise ConnectionResetError
+        elif target == "/v1/views/slow":
+            await reader.read(1)
+            self.left.set()
         elif target == "/v1/status":
             await self._whole(writer, 200, b'{"engine":{"state":"up"},"views":[]}')
         elif target == "/metrics":
@@ -164,6 +209,57 @@ def test_requests_on_one_connection_leave_nothing_behind(
         for _ in range(50):
             assert client.get("/v1/views").status_code == 200
         assert "headrace_gateway_forwarding 0.0" in client.get("/metrics").text
+
+
+def test_connections_to_the_engine_are_used_again(
+    shared_gateway: Any, engine: EngineServer
+) -> None:
+    for _ in range(CONNECTIONS_MAX + 50):
+        assert shared_gateway.client.get("/v1/views").status_code == 200
+    assert engine.connections == 1
+
+
+def test_only_a_get_is_sent_again_when_a_kept_connection_is_closed(
+    shared_gateway: Any, engine: EngineServer
+) -> None:
+    assert shared_gateway.client.get("/v1/views").status_code == 200
+    assert shared_gateway.client.get("/v1/views/hang-up").status_code == 200
+    assert [line.split(" ")[1] for line, _, _ in engine.requests[1:]] == ["/v1/views/hang-up"] * 2
+    refused = shared_gateway.client.post("/v1/sql", content=b"hang up")
+    assert (refused.status_code, refused.json()["code"]) == (503, "engine-away")
+    assert len(engine.requests) == 4
+
+
+@pytest.mark.parametrize("name", RAW_ANSWERS)
+def test_an_answer_that_is_not_whole_is_engine_away(
+    shared_gateway: Any, engine: EngineServer, name: str
+) -> None:
+    answer = shared_gateway.client.get(f"/v1/views/{name}")
+    assert (answer.status_code, answer.json()["code"]) == (503, "engine-away")
+
+
+def test_an_answer_with_a_length_that_breaks_off_does_not_look_complete(
+    shared_gateway: Any, engine: EngineServer
+) -> None:
+    with pytest.raises(httpx.RemoteProtocolError):
+        httpx.get(f"{shared_gateway.url}/v1/views/raw-long", timeout=20)
+
+
+@pytest.mark.parametrize("name", RAW_STREAMS)
+def test_a_badly_chunked_answer_ends_where_it_is_bad(
+    shared_gateway: Any, engine: EngineServer, name: str
+) -> None:
+    answer = httpx.get(f"{shared_gateway.url}/v1/views/{name}", timeout=20)
+    assert b"abc".startswith(answer.content)
+    assert "the engine's answer broke off" in shared_gateway.log_text()
+
+
+def test_a_client_that_leaves_before_the_answer_ends_the_work(
+    shared_gateway: Any, engine: EngineServer
+) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.get(f"{shared_gateway.url}/v1/views/slow", timeout=0.2)
+    assert engine.left.wait(20)
 
 
 def test_a_restarted_engine_is_found(shared_gateway: Any, engine: EngineServer) -> None:

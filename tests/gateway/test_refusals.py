@@ -251,16 +251,16 @@ def test_a_full_queue_is_429_and_recovers(make_gateway: Callable[..., Any]) -> N
     half = (
         b"POST /v1/events?name=notes HTTP/1.1\r\nhost: localhost\r\ncontent-length: 20000\r\n\r\n"
     )
-    with socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as holding:
-        holding.sendall(half)
-        deadline = time.monotonic() + 20
-        while True:
+    deadline = time.monotonic() + 20
+    status = 0
+    while status != 429:  # whichever of the two comes second is refused
+        assert time.monotonic() < deadline
+        with socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as holding:
+            holding.sendall(half)
             answer = gateway.send(b"\n".join([NOTE] * 1_000), "notes")
-            if answer.status_code == 429:
-                break
-            assert time.monotonic() < deadline
-        assert answer.json()["code"] == "queue-full"
-        assert int(answer.headers["retry-after"]) > 0
+            status = answer.status_code
+    assert answer.json()["code"] == "queue-full"
+    assert int(answer.headers["retry-after"]) > 0
     deadline = time.monotonic() + 20
     while gateway.send(b"\n".join([NOTE] * 1_000), "notes").status_code != 200:
         assert time.monotonic() < deadline

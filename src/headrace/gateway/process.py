@@ -186,7 +186,7 @@ async def _serve(
         waiting.cancel()
         sweeping.cancel()
         await asyncio.to_thread(committer.close)
-        await proxy.close()
+        proxy.close()
         address_file.unlink(missing_ok=True)
         logger.info("stopped; everything acknowledged is durable")
 

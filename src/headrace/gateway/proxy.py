@@ -10,9 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
 from granian._granian import RSGIProtocolClosed
 
+from headrace.gateway.exchange import (
+    Answer,
+    BrokenExchange,
+    Exchanges,
+    NoConnection,
+    StaleConnection,
+)
 from headrace.model.errors import RequestError
 from headrace.model.settings import Settings
 
@@ -20,9 +26,10 @@ __all__ = ["EngineAway", "EngineProxy"]
 
 logger = logging.getLogger("headrace.gateway")
 
-CONNECT_SECONDS_MAX = 2.0
 ANSWER_SECONDS_MAX = 120.0  # longer than any query may take; heartbeats come every 15 s
-ENGINE_CONNECTIONS_MAX = 400
+WHOLE_BYTES_MAX = 256 * 1024  # answers up to this size are sent in one piece
+CLIENT_LEFT = 499  # what is counted when nobody was there for the answer
+READ_BYTES_MAX = 16 * 1024 * 1024
 _HOP_BY_HOP = frozenset(
     (
         "connection",
@@ -36,7 +43,7 @@ _HOP_BY_HOP = frozenset(
     )
 )
 _NOT_FORWARDED = _HOP_BY_HOP | {"host", "authorization", "content-length", "headrace-internal"}
-_NOT_RETURNED = _HOP_BY_HOP | {"server", "date"}
+_NOT_RETURNED = _HOP_BY_HOP | {"server", "date", "content-length"}
 
 
 class EngineAway(RequestError):  # noqa: N818 - a state of the other process, not a fault
@@ -64,18 +71,10 @@ class EngineProxy:
     def __init__(self, settings: Settings) -> None:
         self._file: Path = settings.run_directory / "engine.json"
         self._address: _Address | None = None
-        self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(ANSWER_SECONDS_MAX, connect=CONNECT_SECONDS_MAX),
-            limits=httpx.Limits(
-                max_connections=ENGINE_CONNECTIONS_MAX, max_keepalive_connections=32
-            ),
-            trust_env=False,
-            verify=False,  # never TLS: reading the system's certificates would take a while
-            follow_redirects=False,
-        )
+        self._exchanges = Exchanges()
 
-    async def close(self) -> None:
-        await self._client.aclose()
+    def close(self) -> None:
+        self._exchanges.close()
 
     def _read_address(self) -> _Address:
         try:
@@ -92,53 +91,54 @@ class EngineProxy:
         target: str,
         headers: Iterable[tuple[str, str]] = (),
         body: bytes = b"",
-        timeout_seconds: float | None = None,
-    ) -> httpx.Response:
+        seconds_max: float = ANSWER_SECONDS_MAX,
+    ) -> Answer:
         """The engine's answer with its body not yet read; the caller closes it.
 
         The address is read anew when connecting fails, so a restarted engine is found by the
-        request that follows. Raises EngineAway.
+        request that follows. What may have reached the engine is sent again only if it is a GET
+        whose kept connection turned out to be closed. Raises EngineAway.
         """
         forwarded = [(k, v) for k, v in headers if k.lower() not in _NOT_FORWARDED]
         for attempt in (1, 2):
-            address = self._address if attempt == 1 else None
+            address = self._address
             if address is None:
                 address = self._address = self._read_address()
-            request = self._client.build_request(
-                method,
-                f"http://127.0.0.1:{address.port}{target}",
-                headers=[*forwarded, ("headrace-internal", address.secret)],
-                content=body,
-                timeout=self._client.timeout if timeout_seconds is None else timeout_seconds,
-            )
+            sent = [*forwarded, ("headrace-internal", address.secret)]
             try:
-                answer = await self._client.send(request, stream=True)
-            except httpx.ConnectError:
-                self._address = None
-                if attempt == 2:
-                    raise EngineAway("nothing listens at its address") from None
+                answer = await self._exchanges.send(
+                    address.port, method, target, sent, body, seconds_max
+                )
+            except BrokenExchange as error:
+                self._forget_address()
+                is_unsent = isinstance(error, NoConnection)
+                is_stale = isinstance(error, StaleConnection)
+                if attempt == 2 or not (is_unsent or (is_stale and method == "GET")):
+                    raise EngineAway(str(error)) from None
                 continue
-            except httpx.HTTPError as error:
-                self._address = None
-                if attempt == 2 or method != "GET":
-                    raise EngineAway(type(error).__name__) from None
-                continue
-            if answer.status_code == 401 and attempt == 1:
-                await answer.aclose()  # another engine has the port now, with another secret
-                self._address = None
+            if answer.status == 401 and attempt == 1:
+                answer.close()  # another engine has the port now, with another secret
+                self._forget_address()
                 continue
             return answer
         raise EngineAway("it refuses this gateway")
 
-    async def read(self, target: str, timeout_seconds: float = 5.0) -> tuple[int, bytes]:
+    def _forget_address(self) -> None:
+        """Kept connections go with it: they lead to the engine that was there."""
+        self._address = None
+        self._exchanges.close()
+
+    async def read(self, target: str, seconds_max: float = 5.0) -> tuple[int, bytes]:
         """Status and whole body of a GET. Raises EngineAway."""
-        answer = await self.open("GET", target, timeout_seconds=timeout_seconds)
         try:
-            return answer.status_code, await answer.aread()
-        except httpx.HTTPError as error:
-            raise EngineAway(type(error).__name__) from None
-        finally:
-            await answer.aclose()
+            async with asyncio.timeout(seconds_max):
+                answer = await self.open("GET", target, seconds_max=seconds_max)
+                try:
+                    return answer.status, await answer.whole(READ_BYTES_MAX)
+                finally:
+                    answer.close()
+        except (BrokenExchange, TimeoutError) as error:
+            raise EngineAway(str(error) or "it takes too long") from None
 
     async def forward(
         self,
@@ -148,42 +148,65 @@ class EngineProxy:
         headers: Iterable[tuple[str, str]],
         body: bytes,
     ) -> int:
-        """Stream the engine's answer to the client, chunk by chunk as it comes; a client that
-        goes away ends the engine's work on it. Returns the status."""
-        answer = await self.open(method, target, headers, body)
-        try:
-            returned = [
-                (name, value)
-                for name, value in answer.headers.multi_items()
-                if name.lower() not in _NOT_RETURNED
-            ]
-            transport = protocol.response_stream(answer.status_code, returned)
-            await self._copy_while_connected(answer, protocol, transport)
-        finally:
-            await answer.aclose()
-        return answer.status_code
+        """Pass the engine's answer on, a long one part by part as it comes; a client that goes
+        away ends the engine's work on it. Returns the status. Raises EngineAway while nothing
+        was sent yet, ConnectionAbortedError when the answer broke off half-way."""
+        task = asyncio.current_task()
+        assert task is not None
+        has_left = False
 
-    async def _copy_while_connected(
-        self, answer: httpx.Response, protocol: Any, transport: Any
-    ) -> None:
-        copying = asyncio.ensure_future(_copy(answer, transport))
+        def leave(_: object) -> None:
+            nonlocal has_left
+            has_left = True
+            task.cancel()
+
         leaving = protocol.client_disconnect()
-        leaving.add_done_callback(lambda _: copying.cancel())
+        leaving.add_done_callback(leave)
         try:
-            await asyncio.wait((copying,))
+            return await self._pass_on(protocol, method, target, headers, body)
+        except asyncio.CancelledError:
+            if not has_left or task.uncancel():
+                raise
+            return CLIENT_LEFT
         finally:
             # not awaited: it would only end with the connection, which other requests go on using
+            leaving.remove_done_callback(leave)
             leaving.cancel()
-            copying.cancel()
-        failure = None if copying.cancelled() else copying.exception()
-        if isinstance(failure, httpx.HTTPError):
-            # The status is sent already. The stream must not look complete.
-            logger.warning("the engine's answer broke off: %s", type(failure).__name__)
-            raise ConnectionAbortedError("the engine's answer broke off")
-        if failure is not None and not isinstance(failure, RSGIProtocolClosed):
-            raise failure
+
+    async def _pass_on(
+        self,
+        protocol: Any,
+        method: str,
+        target: str,
+        headers: Iterable[tuple[str, str]],
+        body: bytes,
+    ) -> int:
+        answer = await self.open(method, target, headers, body)
+        try:
+            returned = [pair for pair in answer.headers if pair[0] not in _NOT_RETURNED]
+            if answer.length is not None and answer.length <= WHOLE_BYTES_MAX:
+                protocol.response_bytes(
+                    answer.status, returned, await answer.whole(WHOLE_BYTES_MAX)
+                )
+            else:
+                if answer.length is not None:
+                    returned.append(("content-length", str(answer.length)))
+                await _copy(answer, protocol.response_stream(answer.status, returned))
+        except BrokenExchange as error:
+            raise EngineAway(str(error)) from None
+        except RSGIProtocolClosed:
+            return CLIENT_LEFT
+        finally:
+            answer.close()
+        return answer.status
 
 
-async def _copy(answer: httpx.Response, transport: Any) -> None:
-    async for chunk in answer.aiter_raw():
-        await transport.send_bytes(chunk)
+async def _copy(answer: Answer, transport: Any) -> None:
+    try:
+        while part := await answer.next_part():
+            await transport.send_bytes(part)
+    except BrokenExchange as error:
+        # The status is sent already. An answer with a length does not look complete then; a change
+        # feed ends, and its reader comes back with the position it has.
+        logger.warning("the engine's answer broke off: %s", error)
+        raise ConnectionAbortedError("the engine's answer broke off") from None

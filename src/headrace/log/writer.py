@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.log.commits import Commits
@@ -54,6 +56,10 @@ class EmbeddedWriter:
         self._directory = directory
         self._commits = Commits(directory, streams, log_settings, gateway_settings)
         self._layouts = {s.name.lower(): s for s in self._commits.layout.streams}
+        self._required = {
+            s.name: [(i, f.name) for i, f in enumerate(s.schema) if not f.nullable]
+            for s in self._commits.layout.streams
+        }
         self._letters = self._commits.partitions[LETTERS_SLOT]
         self._resolved = self._commits.partitions[RESOLVED_SLOT]
         self._letter_bounds = LetterBounds(
@@ -193,10 +199,10 @@ class EmbeddedWriter:
                     f"a batch of {payload.size} bytes is more than a frame can hold",
                     hint="split it",
                 )
-            received = pc.max(batch.column(RECEIVED_AT)).value
+            received = _newest(batch.column(RECEIVED_AT))
             newest = received
             if known.event_time is not None:
-                newest = pc.max(batch.column(known.event_time)).value
+                newest = _newest(batch.column(known.event_time))
             header = FrameHeader(
                 payload.size,
                 zlib.crc32(payload),
@@ -227,10 +233,10 @@ class EmbeddedWriter:
                 f"not the stored one {_spell(known.schema)}",
                 hint="make batches with stored_schema(stream)",
             )
-        for field, column in zip(known.schema, item.batch.columns, strict=True):
-            if not field.nullable and column.null_count:
+        for index, name in self._required[known.name]:
+            if item.batch.column(index).null_count:
                 raise LogError(
-                    f"a batch for {item.stream} has NULL in {field.name}, which is NOT NULL",
+                    f"a batch for {item.stream} has NULL in {name}, which is NOT NULL",
                     hint="such events are dead letters",
                 )
         return known
@@ -268,6 +274,13 @@ class EmbeddedWriter:
     def _publish_drop(self, dropped: int) -> None:
         self._commits.dead_letters_dropped += dropped
         self._commits.publish([LETTERS_SLOT, RESOLVED_SLOT])
+
+
+def _newest(times: pa.Array) -> int:
+    if times.null_count:
+        return int(pc.max(times).value)
+    numbers = np.frombuffer(times.buffers()[1], dtype=np.int64)
+    return int(numbers[times.offset : times.offset + len(times)].max())
 
 
 def _spell(schema: object) -> str:

@@ -26,7 +26,8 @@ from headrace.model.settings import GatewaySettings
 __all__ = ["Entry", "Rejected", "StreamDecoder", "StreamRows"]
 
 SAMPLE_SECONDS = 0.1
-_OPEN, _CLOSE = 123, 125
+_NEWLINE, _OPEN, _CLOSE = 10, 123, 125
+_VECTOR_BYTES_MIN = 4 * 1024
 _WHITESPACE = b" \t\r\n"
 
 
@@ -112,7 +113,7 @@ class StreamDecoder:
                 or body[-1] != _CLOSE
             ):
                 return None
-            count = body.count(b"\n") + 1
+            count = _line_count(body)
             if count > self._settings.request_records_max:
                 return None
             bodies.append(body)
@@ -206,6 +207,13 @@ class StreamDecoder:
         if request.kind is BodyKind.ONE:
             records = [with_event_time(records[0], event_time, request.time_hint)]
         return records, {}
+
+
+def _line_count(body: bytes) -> int:
+    """bytes.count is several times slower where newlines are many."""
+    if len(body) < _VECTOR_BYTES_MIN:
+        return body.count(b"\n") + 1
+    return int(np.count_nonzero(np.frombuffer(body, dtype=np.uint8) == _NEWLINE)) + 1
 
 
 def positions_of_rows(entry: Entry) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

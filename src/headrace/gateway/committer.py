@@ -8,7 +8,7 @@ Two threads work one after the other on each group, and side by side on two grou
 Large groups are decoded beside the append of the one before. While little is queued, that would
 only split it into more and smaller groups, each with its own cost: then the next group is taken
 when the append is done, and, if several clients were served together last time, after giving them
-a moment to come back and join those that came meanwhile.
+a moment to come back together.
 
 Jobs (on dead letters) run on the append thread between groups. Retention has a thread of its own:
 archiving takes its time, and the writer lets it run beside appends.
@@ -52,7 +52,7 @@ logger = logging.getLogger("headrace.gateway")
 RETRY_AFTER_SECONDS = 1
 LITTLE_QUEUED_BYTES = 256 * 1024
 LINGER_SECONDS = 0.0003
-LINGERINGS_MAX = 10
+LINGERINGS_MAX = 5
 RETRY_AFTER_FULL_SECONDS = 10
 _JOBS_MAX = 64
 
@@ -205,16 +205,15 @@ class Committer:
         if self.queue_bytes >= LITTLE_QUEUED_BYTES:
             return
         self._is_append_idle.wait()
-        waiting = self._incoming.qsize() + 1  # with the one in hand
-        expected = waiting + self._requests_last - 1
+        before = self.queue_requests
         for _ in range(LINGERINGS_MAX):
-            if waiting >= expected:
+            if before >= self._requests_last:
                 return
             time.sleep(LINGER_SECONDS)
-            now = self._incoming.qsize() + 1
-            if now == waiting:
+            now = self.queue_requests
+            if now == before:
                 return
-            waiting = now
+            before = now
 
     def _decode_stream(
         self,

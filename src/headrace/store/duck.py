@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ from headrace.store.ledger import (
     read_freshness,
     read_ledger,
 )
-from headrace.store.merge import Merged, merge_views
+from headrace.store.merge import Merged
 from headrace.store.paging import read_page
 from headrace.store.queries import Queries, working_memory_bytes
 from headrace.store.views import Views
@@ -90,9 +89,8 @@ class DuckStore:
         self._connection = connect(file, settings)
         self._ledger = Ledger(self._connection)
         self._views = Views(self._connection, self._ledger, self._transaction)
-        self._pool = ThreadPoolExecutor(1, "store-merge")
         self._load()
-        self._queries = Queries(self._connection, settings)
+        self._queries = Queries(self._connection, settings, self._views, self._write_behind)
         self._is_closed = False
 
     def _load(self) -> None:
@@ -194,7 +192,7 @@ class DuckStore:
         lowest = None
         try:
             with self._transaction():
-                merged = merge_views(self._views.merges, write.views, self._pool)
+                merged = self._views.merge(write.views, write.tick)
                 moved = {
                     view.view: self._moved(view, merged.get(view.view)) for view in write.views
                 }
@@ -205,7 +203,7 @@ class DuckStore:
                     self._ledger.add_dead_letters(write.tick, dead)
                 if self._retention.is_exceeded:
                     lowest = self._retention.shrunk_lowest_tick()
-                    self._ledger.prune(self._freshness.tick, lowest)
+                    self._prune(lowest)
                 committed_at = max(
                     time.time_ns() // 1000, self._freshness.committed_at_microseconds
                 )
@@ -232,10 +230,11 @@ class DuckStore:
     def _moved(self, view: ViewWrite, merged: Merged | None) -> Moved:
         stored = self._views.stored[view.view]
         past = stored.entry
-        rows, before, after = 0, None, None
+        rows, before, after, state = 0, None, None, None
         if merged is not None:
             rows = merged.before.num_rows + merged.after.num_rows
             before, after = encode_rows(merged.before), encode_rows(merged.after)
+            state = merged.state
         return Moved(
             stored.number,
             {**past.next_offsets, **view.next_offsets},
@@ -246,6 +245,7 @@ class DuckStore:
             rows,
             before,
             after,
+            state,
         )
 
     def _accept(
@@ -262,7 +262,17 @@ class DuckStore:
             self._retention.shrink(lowest)
         self._freshness = freshness
 
+    def _prune(self, lowest: int) -> None:
+        since = self._views.behind_since()
+        opened = [merge.schema.number for merge in self._views.merges.values()]
+        behind_since = self._freshness.tick + 1 if since is None else since
+        self._ledger.prune(self._freshness.tick, lowest, behind_since, opened)
+
     # Reads
+
+    def _write_behind(self, names: Sequence[str]) -> None:
+        with self._lock:
+            self._views.write_behind(names)
 
     def changes(self, view: str, after_tick: int, limit_ticks: int) -> Sequence[ViewChange]:
         with self._queries.read() as (cursor, _):
@@ -295,7 +305,7 @@ class DuckStore:
         cursor: str | None,
     ) -> Page:
         stored = self._views.find(name)
-        with self._queries.read() as (connection, freshness):
+        with self._queries.read([stored.entry.view]) as (connection, freshness):
             rows, following = read_page(
                 connection,
                 stored,
@@ -317,10 +327,11 @@ class DuckStore:
 
     def checkpoint(self) -> None:
         with self._lock:
+            self._views.write_behind(list(self._views.merges))
             lowest = self._retention.shrunk_lowest_tick()
             if lowest > self._retention.lowest_tick:
                 with self._transaction():
-                    self._ledger.prune(self._freshness.tick, lowest)
+                    self._prune(lowest)
                 self._retention.shrink(lowest)
             self._views.keep_up()
             try:
@@ -338,6 +349,7 @@ class DuckStore:
             ).fetchall()
             memory = working_memory_bytes(cursor)
         rows = {int(table.removeprefix("state_")): size for table, size in sizes}
+        rows |= self._views.row_counts()
         return {
             "file_bytes": _size(self._file),
             "write_ahead_bytes": _size(write_ahead),
@@ -355,7 +367,6 @@ class DuckStore:
                 return
             self._is_closed = True
             self._queries.close()
-            self._pool.shutdown()
             self._views.close()
             self._connection.close()
         with _open_files_lock:

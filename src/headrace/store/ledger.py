@@ -14,6 +14,7 @@ import duckdb
 import pyarrow as pa
 
 from headrace.model.plan import BoundView
+from headrace.store.behind import TICKS_MAX
 from headrace.store.connection import Slot, arrow_table
 from headrace.store.contract import (
     CatalogEntry,
@@ -46,7 +47,7 @@ TABLES = (
     " started_at TIMESTAMPTZ, committed_at TIMESTAMPTZ, events BIGINT, milliseconds DOUBLE)",
     "CREATE TABLE IF NOT EXISTS _headrace.progress (tick BIGINT, number BIGINT, offsets VARCHAR,"
     " read BIGINT, applied BIGINT, filtered BIGINT, late BIGINT, dead BIGINT, watermark BIGINT,"
-    " change_rows BIGINT, before BLOB, after BLOB)",
+    " change_rows BIGINT, before BLOB, after BLOB, state BLOB)",
     "CREATE TABLE IF NOT EXISTS _headrace.dead_letters (tick BIGINT, number BIGINT,"
     " stream VARCHAR, partition BIGINT, position BIGINT, reason VARCHAR, raw VARCHAR)",
 )
@@ -70,6 +71,7 @@ PROGRESS_SCHEMA = pa.schema(
         ("change_rows", pa.int64()),
         ("before", pa.binary()),
         ("after", pa.binary()),
+        ("state", pa.binary()),
     ]
 )
 DEAD_SCHEMA = pa.schema(
@@ -109,6 +111,7 @@ class Moved:
     change_rows: int = 0
     before: bytes | None = field(default=None, repr=False)
     after: bytes | None = field(default=None, repr=False)
+    state: bytes | None = field(default=None, repr=False)
 
 
 class Ledger:
@@ -184,8 +187,17 @@ class Ledger:
                 "change_rows": [m.change_rows for m in moved],
                 "before": [m.before for m in moved],
                 "after": [m.after for m in moved],
+                "state": [m.state for m in moved],
             },
         )
+
+    def states(self, number: int) -> list[bytes]:
+        """A view's rows that may not be in its table yet (behind.py), in the order of ticks."""
+        found = self._connection.execute(
+            f"SELECT state FROM _headrace.progress WHERE number = {number} AND state IS NOT NULL"
+            f" ORDER BY tick DESC LIMIT {TICKS_MAX}"
+        ).fetchall()
+        return [row[0] for row in reversed(found)]
 
     def add_dead_letters(self, tick: int, letters: Sequence[tuple[int, StoreDeadLetter]]) -> None:
         self._insert(
@@ -201,13 +213,18 @@ class Ledger:
             },
         )
 
-    def prune(self, last_tick: int, lowest_change_tick: int) -> None:
-        """Drop what is past its bound; the newest progress row of each view always stays."""
+    def prune(
+        self, last_tick: int, lowest_change_tick: int, behind_since: int, open_views: Sequence[int]
+    ) -> None:
+        """Drop what is past its bound. The newest progress row of each view always stays, and so
+        do those whose rows may not be in the view's table yet."""
+        opened = ", ".join(map(str, open_views)) or "NULL"
         execute = self._connection.execute
         execute(f"DELETE FROM _headrace.ledger WHERE tick <= {last_tick - LEDGER_TICKS_MAX}")
         execute(
             f"DELETE FROM _headrace.progress WHERE tick < {lowest_change_tick} AND (number, tick)"
             " NOT IN (SELECT number, max(tick) FROM _headrace.progress GROUP BY number)"
+            f" AND (state IS NULL OR (tick < {behind_since} AND number IN ({opened})))"
         )
         execute(
             "DELETE FROM _headrace.dead_letters WHERE rowid IN (SELECT rowid FROM"

@@ -5,9 +5,10 @@
 2. The old rows they may belong to fill the old slot: the recent rows kept in memory when these
    are known to hold every match, else the matching rows of the state table.
 3. One prepared statement combines both by key and computes finals before and after. It reads
-   slots only, so it runs on a connection and a thread of its own, while the view before it is
-   being written.
-4. The rows so replaced are deleted by id, the new ones inserted with new ids.
+   slots only and has a connection of its own, outside the transaction: so its plan is made once
+   (within the transaction it would be made anew in every tick, which takes twice as long).
+4. The rows so replaced are deleted by id, the new ones inserted with new ids; or, where nobody
+   reads the view, some ticks later for several ticks at once (behind.py).
 
 Recent rows are a cache: only this process writes the store, and a merge that is rolled back
 leaves them as they were.
@@ -15,27 +16,28 @@ leaves them as they were.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+import time
 from dataclasses import dataclass
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.model.errors import MergeError, StoreError
 from headrace.model.plan import PANE
+from headrace.store.behind import ROWS_MAX, TICKS_MAX, Behind, encode_state
 from headrace.store.connection import Slot, arrow_table, conformed
 from headrace.store.contract import ViewWrite
 from headrace.store.schema import WINDOW_START, ViewSchema
 
-__all__ = ["Merged", "ViewMerge", "merge_views"]
+__all__ = ["Merged", "ViewMerge"]
 
 RECENT_ROWS_MAX = 4_096
 FILTERED_ROWS_MIN = 256  # fewer old rows are merged faster than filtered
 CHUNKS_MAX = 8
 LITERAL_IDS_MAX = 256
 HASHES_MAX = 300  # keys looked up through the index; more are found faster by a scan
+READ_SECONDS = 5.0  # a view that was read within them has its rows written in every tick
 INDEX_ROWS_MIN = 200_000  # below, a scan is cheap and an index would slow large ticks down
 
 
@@ -48,6 +50,8 @@ class Merged:
     rows: pa.Table
     replaced: pa.Array
     next_id: int
+    behind: Behind
+    state: bytes | None  # what stands in for the table's rows while these are behind
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,10 @@ class ViewMerge:
         self._recent: _Recent | None = None
         self._recent_is_known = False
         self._next_id = -1
+        self._behind = self._left = Behind()
+        self.behind_since: int | None = None  # the first tick whose rows are not in the table
+        self.writings = 0  # how often rows that were behind have been written
+        self.read_at = -READ_SECONDS
 
     def _slot(self, name: str, schema: pa.Schema) -> Slot:
         slot = Slot(schema)
@@ -128,37 +136,67 @@ class ViewMerge:
             self._connection.unregister(name)
             self._computing.unregister(name)
 
-    def stage(self, write: ViewWrite) -> bool:
-        """Fill the slots; False when the tick brought the view no rows. Then `compute` and
-        `write` follow, and `clear` in any case. All raise duckdb.Error when the data cannot be
-        merged; the caller rolls back."""
+    def compute(self, write: ViewWrite) -> pa.Table | None:
+        """The rows as they become; None when the tick brought the view none. `write` follows, and
+        `clear` in any case. Both raise duckdb.Error when the data cannot be merged; the caller
+        rolls back."""
         if write.partials is None or write.partials.num_rows == 0:
-            return False
+            return None
         self._stage.fill(write.partials)
-        self._hashes = []
+        self._left = self._behind
         self._merge_values(write)
         self._fill_old()
-        return True
-
-    def compute(self) -> pa.Table:
-        """Touches nothing but the slots, so any thread may run it."""
         return arrow_table(self._computing, f"EXECUTE _merge_{self.schema.number}")
 
-    def write(self, result: pa.Table) -> Merged:
+    def write(self, result: pa.Table, tick: int) -> Merged:
         """Within the open transaction."""
         schema = self.schema
-        replaced = result.column(schema.id).combine_chunks().drop_null()
+        was = result.column(schema.id)
+        replaced = was.combine_chunks().drop_null()
         first = self._next_id_known()
-        ids = pa.array(range(first, first + result.num_rows), pa.int64())
+        ids = pa.array(np.arange(first, first + result.num_rows))
         rows = result.set_column(len(schema.state), schema.id, ids)
-        self._delete(replaced)
-        self._written.fill(rows)
-        self._connection.execute(f"EXECUTE _insert_{schema.number}")
+        behind = self._left.plus(rows.select(schema.written_schema.names), replaced)
+        state = None
+        if self._may_wait(result.num_rows, tick):
+            state = encode_state(behind.tables[-1], was)
+            if self.behind_since is None:
+                self.behind_since = tick  # before the commit: a reader must not miss it
+        else:
+            self._put(behind)
+            behind = Behind()
         before, after = self._changes(result)
         old = conformed(rows, schema.old_schema)
-        return Merged(before, after, old, replaced, first + result.num_rows)
+        return Merged(before, after, old, replaced, first + result.num_rows, behind, state)
+
+    def _may_wait(self, rows: int, tick: int) -> bool:
+        """Views take turns, so that no tick writes all of them."""
+        return (
+            rows <= ROWS_MAX
+            and self._left.ticks < TICKS_MAX
+            and (tick + self.schema.number) % TICKS_MAX != 0
+            and time.monotonic() - self.read_at > READ_SECONDS
+            and self._recent is not None
+        )
+
+    def write_behind(self) -> None:
+        """Within a transaction of its own; then `accept_written`."""
+        if self._behind.ticks:
+            self._put(self._behind)
+
+    def accept_written(self) -> None:
+        self._behind = Behind()
+        self.behind_since = None
+        self.writings += 1
+
+    def _put(self, behind: Behind) -> None:
+        rows, gone = behind.resolved(self.schema.id)
+        self._delete(gone)
+        self._written.fill(rows)
+        self._connection.execute(f"EXECUTE _insert_{self.schema.number}")
 
     def clear(self) -> None:
+        self._hashes = []
         for slot in (self._stage, self._old, self._written, self._gone):
             slot.clear()
         for slot in (*self._value_stages, *self._values):
@@ -185,6 +223,9 @@ class ViewMerge:
             and first is not None
             and first < recent.from_microseconds
         ):
+            if self._left.ticks:
+                self._put(self._left)
+                self._left = Behind()
             self._old.fill(arrow_table(self._connection, self._touched_sql()))
         elif first is not None and recent.rows.num_rows > FILTERED_ROWS_MIN:
             needed = pc.greater_equal(_starts(recent.rows), first)
@@ -240,6 +281,10 @@ class ViewMerge:
 
     # Recent rows
 
+    @property
+    def rows(self) -> int | None:
+        return self._rows if self._recent_is_known else None
+
     def _next_id_known(self) -> int:
         if self._next_id < 0:
             sql = f"SELECT coalesce(max({self.schema.id}), -1) + 1 FROM {self.schema.state_table}"
@@ -278,6 +323,9 @@ class ViewMerge:
     def accept(self, merged: Merged) -> None:
         """The merge is durable: its rows become the recent ones."""
         self._next_id = merged.next_id
+        if merged.state is None:
+            self.accept_written()
+        self._behind = merged.behind
         self._rows += merged.rows.num_rows - len(merged.replaced)
         recent = self._recent
         if recent is None:
@@ -315,39 +363,10 @@ class ViewMerge:
         self._is_indexed = True
 
     def forget(self) -> None:
-        """Whether the last transaction happened is unknown: read everything anew."""
+        """Whether the last transaction happened is unknown: read everything anew. Whatever was
+        behind has been written from the progress rows."""
         self._recent, self._recent_is_known, self._next_id = None, False, -1
-
-
-def merge_views(
-    merges: Mapping[str, ViewMerge], writes: Sequence[ViewWrite], pool: ThreadPoolExecutor
-) -> dict[str, Merged]:
-    """All views of a tick, within the open transaction. Views without rows are left out.
-
-    Raises MergeError naming the view whose data cannot be merged.
-    """
-    computing: list[tuple[str, ViewMerge, Future[pa.Table]]] = []
-    merged: dict[str, Merged] = {}
-    view = ""
-    try:
-        for write in writes:
-            view = write.view
-            merge = merges.get(view)
-            if merge is None:
-                raise StoreError(f"view {view} is not open")
-            if merge.stage(write):
-                computing.append((view, merge, pool.submit(merge.compute)))
-        for view, merge, result in computing:
-            merged[view] = merge.write(result.result())
-        return merged
-    except (duckdb.OutOfMemoryException, duckdb.IOException, duckdb.FatalException):
-        raise
-    except duckdb.Error as error:
-        raise MergeError(view, str(error)) from error
-    finally:
-        wait([result for _, _, result in computing])
-        for merge in merges.values():
-            merge.clear()
+        self.accept_written()
 
 
 def _filtered(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:

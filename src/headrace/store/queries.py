@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -23,6 +23,7 @@ from headrace.store.connection import arrow_reader
 from headrace.store.contract import Freshness, QueryResult
 from headrace.store.guard import check_query
 from headrace.store.ledger import read_freshness
+from headrace.store.views import Views
 
 __all__ = ["Queries"]
 
@@ -57,7 +58,17 @@ class _Running:
 
 
 class Queries:
-    def __init__(self, connection: duckdb.DuckDBPyConnection, settings: StoreSettings) -> None:
+    """`views` knows which rows are behind their tables, `write_behind` has them written."""
+
+    def __init__(
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        settings: StoreSettings,
+        views: Views,
+        write_behind: Callable[[Sequence[str]], None],
+    ) -> None:
+        self._views = views
+        self._write_behind = write_behind
         self._root = connection.cursor()
         self._root_lock = threading.Lock()
         self._settings = settings
@@ -121,7 +132,7 @@ class Queries:
         try:
             with self._translated(running):
                 check_query(running.cursor, sql)
-                freshness = self._begin(running)
+                freshness = self._begin(running, self._views.mentioned_in(sql))
                 reader = arrow_reader(running.cursor, sql)
             yield reader.schema, freshness
             rows = 0
@@ -146,16 +157,19 @@ class Queries:
     # Reads by the store itself, in the user's name
 
     @contextmanager
-    def read(self) -> Iterator[tuple[duckdb.DuckDBPyConnection, Freshness]]:
-        """A cursor in a read-only transaction, and the tick it sees. Waits for a free place at
-        most as long as a query may take. DuckDB's errors come out as QueryError."""
+    def read(
+        self, views: Sequence[str] = ()
+    ) -> Iterator[tuple[duckdb.DuckDBPyConnection, Freshness]]:
+        """A cursor in a read-only transaction that sees all rows of these views, and the tick it
+        sees. Waits for a free place at most as long as a query may take. DuckDB's errors come out
+        as QueryError."""
         if not self._reads.acquire(timeout=self._settings.query_seconds_max):
             raise QueryError("too many reads at once", hint="try again shortly", status=503)
         try:
             running = self._start(is_adhoc=False)
             try:
                 with self._translated(running):
-                    freshness = self._begin(running)
+                    freshness = self._begin(running, views)
                     yield running.cursor, freshness
             finally:
                 self._finish(running)
@@ -174,10 +188,15 @@ class Queries:
             self._changed.notify_all()
         return running
 
-    @staticmethod
-    def _begin(running: _Running) -> Freshness:
-        running.cursor.execute("BEGIN TRANSACTION READ ONLY")
-        return read_freshness(running.cursor)
+    def _begin(self, running: _Running, views: Sequence[str]) -> Freshness:
+        while True:
+            mark = self._views.note_read(views)
+            running.cursor.execute("BEGIN TRANSACTION READ ONLY")
+            freshness = read_freshness(running.cursor)
+            if self._views.is_whole(views, mark, freshness.tick):
+                return freshness
+            running.cursor.execute("ROLLBACK")
+            self._write_behind(views)
 
     def _finish(self, running: _Running) -> None:
         with self._changed:

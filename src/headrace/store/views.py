@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import duckdb
+import pyarrow as pa
 
-from headrace.model.errors import QueryError, StoreError, ViewChangedError
+from headrace.model.errors import MergeError, QueryError, StoreError, ViewChangedError
 from headrace.model.plan import BoundView
-from headrace.store.contract import ViewStatus
+from headrace.store.behind import restore
+from headrace.store.contract import ViewStatus, ViewWrite
 from headrace.store.ledger import Ledger, Moved, StoredView, encode_offsets
 from headrace.store.merge import Merged, ViewMerge
 from headrace.store.schema import ViewSchema
@@ -39,10 +42,16 @@ class Views:
         self.merges: dict[str, ViewMerge] = {}
 
     def load(self) -> None:
-        """What the file says; nothing remembered counts."""
+        """What the file says; nothing remembered counts. Rows that are durable but not in their
+        tables are written first of all, also those of views that will not be opened."""
         self.stored = self._ledger.stored_views()
+        for stored in self.stored.values():
+            with self._transaction():
+                if restore(self._connection, stored.number, self._ledger.states(stored.number)):
+                    self._ledger.set_number(_hash_name(stored.number), 0)
         for merge in self.merges.values():
             merge.forget()
+            self._rehash(merge.schema)
 
     def find(self, name: str) -> StoredView:
         """By its name, case aside if need be. Raises QueryError."""
@@ -125,6 +134,34 @@ class Views:
         entry = replace(stored.entry, status=status)
         self.stored = {**self.stored, entry.view: replace(stored, entry=entry)}
 
+    def merge(self, writes: Sequence[ViewWrite], tick: int) -> dict[str, Merged]:
+        """All views of a tick, within the open transaction. Views without rows are left out. All
+        are computed before any is written.
+
+        Raises MergeError naming the view whose data cannot be merged.
+        """
+        computed: dict[str, pa.Table] = {}
+        merged: dict[str, Merged] = {}
+        view = ""
+        try:
+            for write in writes:
+                view = write.view
+                if view not in self.merges:
+                    raise StoreError(f"view {view} is not open")
+                result = self.merges[view].compute(write)
+                if result is not None:
+                    computed[view] = result
+            for view, result in computed.items():
+                merged[view] = self.merges[view].write(result, tick)
+            return merged
+        except (duckdb.OutOfMemoryException, duckdb.IOException, duckdb.FatalException):
+            raise
+        except duckdb.Error as error:
+            raise MergeError(view, str(error)) from error
+        finally:
+            for merge in self.merges.values():
+                merge.clear()
+
     def accept(self, tick: int, merged: Mapping[str, Merged], moved: Mapping[str, Moved]) -> None:
         """The tick is durable."""
         for name, result in merged.items():
@@ -141,6 +178,49 @@ class Views:
         self.stored = views
         if tick % KEEP_UP_TICKS == 0:
             self.keep_up()
+
+    # Rows that are behind their tables
+
+    def note_read(self, names: Iterable[str]) -> tuple[int, ...]:
+        """From now on the ticks write these views' rows at once. Returns a mark for `is_whole`."""
+        now = time.monotonic()
+        merges = [merge for name in names if (merge := self.merges.get(name)) is not None]
+        for merge in merges:
+            merge.read_at = now
+        return tuple(merge.writings for merge in merges)
+
+    def is_whole(self, names: Iterable[str], mark: tuple[int, ...], tick: int) -> bool:
+        """Whether a snapshot that sees `tick`, and was taken since the mark, sees all rows of
+        these views in their tables. When rows were written in between, it may have missed it."""
+        merges = [merge for name in names if (merge := self.merges.get(name)) is not None]
+        return tuple(merge.writings for merge in merges) == mark and all(
+            since is None or since > tick for since in (merge.behind_since for merge in merges)
+        )
+
+    def mentioned_in(self, sql: str) -> list[str]:
+        """The views whose names occur in it, wherever: rather too many than too few."""
+        text = sql.lower()
+        return [name for name in list(self.merges) if name.lower() in text]
+
+    def write_behind(self, names: Iterable[str]) -> None:
+        found = [merge for name in names if (merge := self.merges.get(name)) is not None]
+        behind = [merge for merge in found if merge.behind_since is not None]
+        if behind:
+            with self._transaction():
+                for merge in behind:
+                    merge.write_behind()
+        for merge in behind:
+            merge.accept_written()
+
+    def behind_since(self) -> int | None:
+        """The first tick some view's rows of which are not in its table."""
+        found = [m.behind_since for m in self.merges.values() if m.behind_since is not None]
+        return min(found, default=None)
+
+    def row_counts(self) -> dict[int, int]:
+        """By view number, for the views whose merges have begun."""
+        merges = list(self.merges.values())
+        return {m.schema.number: m.rows for m in merges if m.rows is not None}
 
     def keep_up(self) -> None:
         for merge in self.merges.values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from headrace.engine.control import EngineControl
@@ -98,9 +98,15 @@ class Engine:
         """Tick until `stop`. Raises FencedError when a newer engine has taken over, and
         EngineError when the machinery fails again and again."""
         last_event = last_checkpoint = time.monotonic()
+        found: Mapping[str, tuple[int, ...]] | None = None  # where the last step found nothing
         while not self._stopping:
-            self.rebuild_what_was_asked()
-            result = self.step()
+            ends = self._ends()
+            if ends != found or self._control.wake.is_set():
+                self.rebuild_what_was_asked()
+                result = self.step()
+                found = ends if result is None and not self._failures else None
+            else:
+                result = None
             now = time.monotonic()
             if now - self._held_at >= HOLD_SECONDS:
                 self._hold()
@@ -171,6 +177,9 @@ class Engine:
             self._publisher.expire(name)
             self._hold()
             self._tell()
+
+    def _ends(self) -> Mapping[str, tuple[int, ...]]:
+        return {s.name: self._reader.ends(s.name) for s in self._project.streams}
 
     def _tell(self) -> None:
         self._control.set_views(list(self._views.values()), self._store.last_tick())

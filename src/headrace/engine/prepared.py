@@ -130,9 +130,9 @@ class PreparedPlan:
         self._runs_direct = 0  # how many runs still go without condensing
 
     def warm_up(self) -> None:
-        """Run every lane once over nothing: Spark compiles the pass and forks its workers now
-        instead of in the first tick."""
-        self._run_lanes(self._condensing or self._direct, [()] * self._lanes)
+        """Run the first lane once over nothing: Spark compiles the pass now instead of in the
+        first tick. The others run the same code, when a tick is large enough for them."""
+        self._run_lanes(self._condensing or self._direct, [()])
 
     def run(self, ranges: Sequence[Range], shuffle: bool) -> PartialTables:
         """The partial tables of every view for these events. Raises what Spark raises."""

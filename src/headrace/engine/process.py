@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import signal
 import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from headrace.engine.control import EngineControl
 from headrace.engine.engine import Engine
-from headrace.engine.session import start_spark, stop_spark, warm_workers
+from headrace.engine.java import Java, find_java
+from headrace.engine.session import archive_classes, start_spark, stop_spark, warm_workers
 from headrace.log.embedded import open_reader
 from headrace.model.definitions import Project
 from headrace.model.errors import HeadraceError
 from headrace.model.settings import Settings
 from headrace.serve.server import start_server
 from headrace.store.duck import open_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = ["run_engine"]
 
@@ -39,29 +48,48 @@ def run_engine(settings: Settings, project: Project) -> int:
 
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
-    store = open_store(settings.store_file, settings.store)
-    reader = open_reader(settings.log_directory, project.streams)
-    control = EngineControl(reader)
-    server = start_server(store, control, settings)
-    try:
-        spark = start_spark(settings)
+    with _started_spark(settings) as starting, contextlib.ExitStack() as opened:
+        store = open_store(settings.store_file, settings.store)
+        opened.callback(store.close)
+        reader = open_reader(settings.log_directory, project.streams)
+        opened.callback(reader.close)
+        control = EngineControl(reader)
+        server = start_server(store, control, settings)
+        opened.callback(server.stop)
         try:
+            java, spark = starting.result()
             threading.Thread(target=warm_workers, args=(spark,), daemon=True).start()
             engine = Engine(settings, project, spark, reader, store, control, server)
             engine.open()
             log.info("engine is live")
+            gc.collect()
+            gc.freeze()  # what is loaded by now stays: no collection need look at it again
+            ending = threading.Event()
+            opened.callback(ending.set)
+            archive_classes(spark, settings, java, ending)
             if not stopping:
                 engine.run()
             engine.close()
-        finally:
-            stop_spark(spark)
-    except HeadraceError as error:
-        log.error("the engine stops: %s", error)
-        control.set_state("failed", error.message)
-        return 1
-    finally:
-        server.stop()
-        reader.close()
-        store.close()
+        except HeadraceError as error:
+            log.error("the engine stops: %s", error)
+            control.set_state("failed", error.message)
+            return 1
     log.info("engine ended")
     return 0
+
+
+@contextlib.contextmanager
+def _started_spark(settings: Settings) -> Iterator[Future[tuple[Java, SparkSession]]]:
+    """Spark starts on a thread of its own while other things are opened, and ends with this."""
+    with ThreadPoolExecutor(1, "spark") as pool:
+        starting = pool.submit(_start_spark, settings)
+        try:
+            yield starting
+        finally:
+            if starting.exception() is None:
+                stop_spark(starting.result()[1])
+
+
+def _start_spark(settings: Settings) -> tuple[Java, SparkSession]:
+    java = find_java()
+    return java, start_spark(settings, java)

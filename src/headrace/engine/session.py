@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.engine.java import find_java, java_home_for_spark
+from headrace.engine.archive import archive_options, build_later
+from headrace.engine.java import Java, find_java, java_home_for_spark
 from headrace.model.settings import Settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["start_spark", "stop_spark", "warm_workers"]
+__all__ = ["archive_classes", "start_spark", "stop_spark", "warm_workers"]
 
 log = logging.getLogger("headrace.engine")
 
@@ -38,9 +41,11 @@ _SETTINGS = {
 }
 
 
-def start_spark(settings: Settings) -> SparkSession:
-    """Raises JavaMissingError if there is no Java. Workers run the Python of this process."""
-    java = find_java()
+def start_spark(settings: Settings, java: Java | None = None) -> SparkSession:
+    """On this Java, or the one that `find_java` finds. Workers run the Python of this process.
+
+    Raises JavaMissingError if there is no Java."""
+    java = java or find_java()
     settings.run_directory.mkdir(parents=True, exist_ok=True)
     os.environ["JAVA_HOME"] = str(java_home_for_spark(java, settings.run_directory))
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -61,6 +66,7 @@ def start_spark(settings: Settings) -> SparkSession:
         f"-XX:ParallelGCThreads={cores}",
         f"-Dderby.system.home={local}",
         "-XX:+IgnoreUnrecognizedVMOptions",
+        *archive_options(java, _class_list(settings)),
     ]
     builder = (
         builder.config("spark.driver.memory", f"{settings.engine.java_heap_mebibytes}m")
@@ -74,6 +80,21 @@ def start_spark(settings: Settings) -> SparkSession:
     logging.getLogger("py4j").setLevel(logging.ERROR)
     log.info("starting Spark on Java %s (%s), %s cores", java.version, java.origin, cores)
     return builder.getOrCreate()
+
+
+def _class_list(settings: Settings) -> Path:
+    return settings.run_directory / "classes.list"
+
+
+def archive_classes(
+    spark: SparkSession, settings: Settings, java: Java, ending: threading.Event
+) -> None:
+    """For a later start, see headrace.engine.archive. Returns at once."""
+    jvm = spark._jvm
+    assert jvm is not None
+    class_path = str(jvm.java.lang.System.getProperty("java.class.path"))
+    arguments = (java, _class_list(settings), class_path, ending)
+    threading.Thread(target=build_later, args=arguments, name="archive", daemon=True).start()
 
 
 def warm_workers(spark: SparkSession) -> None:

@@ -69,6 +69,7 @@ class Queries:
     ) -> None:
         self._views = views
         self._write_behind = write_behind
+        self._known_tick = 0  # some snapshot has seen it, so each later one does
         self._root = connection.cursor()
         self._root_lock = threading.Lock()
         self._settings = settings
@@ -190,9 +191,10 @@ class Queries:
 
     def _begin(self, running: _Running, views: Sequence[str]) -> Freshness:
         while True:
-            mark = self._views.note_read(views)
+            mark, known = self._views.note_read(views), self._known_tick
             running.cursor.execute("BEGIN TRANSACTION READ ONLY")
-            freshness = read_freshness(running.cursor)
+            freshness = read_freshness(running.cursor, known)
+            self._known_tick = max(self._known_tick, freshness.tick)
             if self._views.is_whole(views, mark, freshness.tick):
                 return freshness
             running.cursor.execute("ROLLBACK")

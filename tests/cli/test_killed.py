@@ -1,0 +1,186 @@
+"""A whole running project under load, killed in parts and as a whole: nothing lost or doubled."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+
+import psutil
+import pytest
+
+import headrace
+from headrace.client.outbox import Limits
+
+pytestmark = pytest.mark.end_to_end
+
+EVENTS_PER_SECOND = 4_000
+USERS = 20
+READY_SECONDS_MAX = 120.0
+
+DEFINITIONS = """
+CREATE STREAM payments (
+  id BIGINT NOT NULL, user_id INT NOT NULL, amount DECIMAL(18, 2) NOT NULL,
+  paid_at TIMESTAMP NOT NULL
+)
+WATERMARK paid_at DELAY OF INTERVAL 2 SECONDS LATE REVISE
+PARTITION BY (user_id) INTO 3 PARTITIONS;
+
+CREATE MATERIALIZED VIEW totals AS
+SELECT count(*) AS events, count(DISTINCT id) AS ids, sum(amount) AS income FROM payments;
+
+CREATE MATERIALIZED VIEW by_user AS
+SELECT window.start AS window_start, user_id, count(*) AS events, sum(amount) AS income
+FROM payments GROUP BY window(paid_at, '3 seconds'), user_id;
+"""
+
+
+class _Project:
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self.folder = folder
+        (folder / "headrace.toml").write_text(f'name = "killed"\n[gateway]\nport = {self.port}\n')
+        (folder / "payments.sql").write_text(DEFINITIONS)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with (self.folder / "output.log").open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "headrace", "up", "--project", str(self.folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def pid(self, name: str) -> int:
+        return int(
+            json.loads((self.folder / ".headrace" / "run" / f"{name}.json").read_text())["pid"]
+        )
+
+    def kill_all(self) -> None:
+        assert self.process is not None
+        root = psutil.Process(self.process.pid)
+        for process in [root, *root.children(recursive=True)]:
+            try:
+                process.send_signal(signal.SIGKILL)
+            except psutil.NoSuchProcess:
+                continue
+        self.process.wait()
+
+
+def _until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        time.sleep(0.2)
+
+
+def _event(number: int) -> dict[str, object]:
+    seconds, rest = divmod(number, 1_000)
+    minute, second = divmod(seconds, 60)
+    return {
+        "id": number,
+        "user_id": number % USERS,
+        "amount": f"{number % 97}.{number % 100:02}",
+        "paid_at": f"2026-01-01T00:{minute:02}:{second:02}.{rest:03}Z",
+    }
+
+
+class _Sender(threading.Thread):
+    """Sends as a careful client does; counts what it has handed over."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self.client = headrace.Client(
+            f"http://127.0.0.1:{port}",
+            limits=Limits(batch_events_max=500),
+            request_seconds_max=300.0,
+        )
+        self.sent = 0
+        self.ended = threading.Event()
+        self.failure: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            while not self.ended.is_set():
+                events = [_event(number) for number in range(self.sent, self.sent + 400)]
+                self.client.send("payments", events)
+                self.sent += len(events)
+                time.sleep(400 / EVENTS_PER_SECOND)
+            self.client.close(timeout=300.0)
+        except Exception as error:
+            self.failure = error
+
+
+def _events_in_views(client: headrace.Client) -> int:
+    try:
+        return int(client.query("SELECT events FROM totals").rows[0]["events"])
+    except headrace.HeadraceError:
+        return -1
+
+
+def test_killed_in_parts_and_as_a_whole_it_is_exact(tmp_path: Path) -> None:
+    project = _Project(tmp_path)
+    project.start()
+    with contextlib.ExitStack() as opened:
+        opened.callback(project.kill_all)
+        _until((tmp_path / ".headrace/run/engine.json").exists, READY_SECONDS_MAX, "the engine")
+        sender = _Sender(project.port)
+        reader = opened.enter_context(headrace.Client(f"http://127.0.0.1:{project.port}"))
+        opened.callback(sender.ended.set)
+        sender.start()
+
+        def goes_on(what: str) -> None:
+            seen = max(sender.sent, _events_in_views(reader))
+            _until(lambda: _events_in_views(reader) > seen, READY_SECONDS_MAX, what)
+
+        goes_on("events in the views")
+        psutil.Process(project.pid("engine")).kill()
+        goes_on("events after the engine was killed")
+        psutil.Process(project.pid("gateway")).kill()
+        goes_on("events after the gateway was killed")
+        project.kill_all()
+        project.start()
+        goes_on("events after everything was killed")
+        sender.ended.set()
+        sender.join(300.0)
+        assert not sender.is_alive()
+        assert sender.failure is None
+        _until(lambda: _events_in_views(reader) >= sender.sent, 60.0, "the last events")
+        _check(reader, sender.sent)
+
+
+def _check(reader: headrace.Client, sent: int) -> None:
+    events = [_event(number) for number in range(sent)]
+    (totals,) = reader.query("SELECT * FROM totals").rows
+    income = sum((Decimal(str(event["amount"])) for event in events), Decimal(0))
+    assert (totals["events"], totals["ids"], Decimal(str(totals["income"]))) == (sent, sent, income)
+    expected: dict[tuple[int, int], tuple[int, Decimal]] = {}
+    for event in events:
+        number = int(str(event["id"]))
+        key = (number // 3_000, number % USERS)
+        count, amount = expected.get(key, (0, Decimal(0)))
+        expected[key] = (count + 1, amount + Decimal(str(event["amount"])))
+    rows = reader.query(
+        "SELECT epoch_ms(window_start) AS start, user_id, events, income FROM by_user"
+    ).rows
+    first = 1_767_225_600_000  # 2026-01-01 in UTC
+    found = {
+        ((int(row["start"]) - first) // 3_000, int(row["user_id"])): (
+            int(row["events"]),
+            Decimal(str(row["income"])),
+        )
+        for row in rows
+    }
+    assert len(found) == len(rows)
+    assert found == expected

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from headrace.engine.java import Java
 
-__all__ = ["BUILD_AFTER_SECONDS", "archive_file", "archive_options", "build_archive", "build_later"]
+__all__ = ["archive_file", "archive_options", "build_archive", "build_later"]
 
 log = logging.getLogger("headrace.engine")
 

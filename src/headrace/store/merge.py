@@ -184,10 +184,15 @@ class ViewMerge:
         if self._behind.ticks:
             self._put(self._behind)
 
+    def is_behind(self, tick: int) -> bool:
+        """Whether the table lacks rows of this tick or earlier ones. From any thread."""
+        since = self.behind_since
+        return since is not None and since <= tick
+
     def accept_written(self) -> None:
         self._behind = Behind()
+        self.writings += 1  # before the next line: see Views.is_whole
         self.behind_since = None
-        self.writings += 1
 
     def _put(self, behind: Behind) -> None:
         rows, gone = behind.resolved(self.schema.id)

@@ -181,10 +181,12 @@ class Views:
 
     # Rows that are behind their tables
 
+    def _opened(self, names: Iterable[str]) -> list[ViewMerge]:
+        return [merge for name in names if (merge := self.merges.get(name)) is not None]
+
     def note_read(self, names: Iterable[str]) -> tuple[int, ...]:
         """From now on the ticks write these views' rows at once. Returns a mark for `is_whole`."""
-        now = time.monotonic()
-        merges = [merge for name in names if (merge := self.merges.get(name)) is not None]
+        now, merges = time.monotonic(), self._opened(names)
         for merge in merges:
             merge.read_at = now
         return tuple(merge.writings for merge in merges)
@@ -192,10 +194,10 @@ class Views:
     def is_whole(self, names: Iterable[str], mark: tuple[int, ...], tick: int) -> bool:
         """Whether a snapshot that sees `tick`, and was taken since the mark, sees all rows of
         these views in their tables. When rows were written in between, it may have missed it."""
-        merges = [merge for name in names if (merge := self.merges.get(name)) is not None]
-        return tuple(merge.writings for merge in merges) == mark and all(
-            since is None or since > tick for since in (merge.behind_since for merge in merges)
-        )
+        merges = self._opened(names)
+        is_behind = any(m.is_behind(tick) for m in merges)
+        # Counted last: a writing that just took `behind_since` away has been counted before.
+        return not is_behind and tuple(merge.writings for merge in merges) == mark
 
     def mentioned_in(self, sql: str) -> list[str]:
         """The views whose names occur in it, wherever: rather too many than too few."""
@@ -203,8 +205,7 @@ class Views:
         return [name for name in list(self.merges) if name.lower() in text]
 
     def write_behind(self, names: Iterable[str]) -> None:
-        found = [merge for name in names if (merge := self.merges.get(name)) is not None]
-        behind = [merge for merge in found if merge.behind_since is not None]
+        behind = [merge for merge in self._opened(names) if merge.behind_since is not None]
         if behind:
             with self._transaction():
                 for merge in behind:

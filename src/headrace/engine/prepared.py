@@ -35,6 +35,8 @@ LANE_ROWS_MIN = 30_000  # below this a second lane costs more than it saves
 CONDENSE_ROWS_MIN = 1_000  # fewer say nothing about how much condensing leaves
 CONDENSED_SHARE_MAX = 0.3  # of the events; with more left it does not pay
 CONDENSE_AGAIN_RUNS = 256  # then it is tried once more
+GROW_ROWS_MIN = 30_000  # fewer say nothing about the keys in many
+FEW_ROWS_SHARE = 0.02  # rows of partials per event; with fewer, ticks may be larger
 _SOURCE_NAME = "_headrace_source"
 _NOT_REUSABLE = ("Exchange", "Subquery", "InMemoryTableScan", "AdaptiveSparkPlan")
 
@@ -108,6 +110,7 @@ class PreparedPlan:
         plans: Sequence[ViewPlan],
         lanes: int,
         pool: ThreadPoolExecutor,
+        growth_max: int,
     ) -> None:
         narrowed = [narrow(g, stream) for plan in plans for g in groupings_of(plan)]
         self._narrowed = {(n.grouping.view, n.grouping.distinct): n for n in narrowed}
@@ -128,6 +131,10 @@ class PreparedPlan:
             if condensed.condensed is not None and condensed.condensed.by:
                 self._condensing = _Way(spark, [(parts[0][0], condensed)])
         self._runs_direct = 0  # how many runs still go without condensing
+        # Large ticks are cheaper by the event; what they hold in memory is the rows that come
+        # out, and how many those are is known only from the run before.
+        self.growth = 1  # the next run may be over so many times the usual events
+        self._growth_max = growth_max
 
     def warm_up(self) -> None:
         """Run the first lane once over nothing: Spark compiles the pass now instead of in the
@@ -137,6 +144,17 @@ class PreparedPlan:
     def run(self, ranges: Sequence[Range], shuffle: bool) -> PartialTables:
         """The partial tables of every view for these events. Raises what Spark raises."""
         rows = sum(r.rows for r in ranges)
+        growth, self.growth = self.growth, 1  # also when this run fails
+        tables = self._run(ranges, rows, shuffle)
+        self.growth = growth
+        out = sum(table.num_rows for table in tables.values())
+        if out > rows * FEW_ROWS_SHARE:
+            self.growth = 1
+        elif rows >= GROW_ROWS_MIN:
+            self.growth = min(growth * 2, self._growth_max)
+        return tables
+
+    def _run(self, ranges: Sequence[Range], rows: int, shuffle: bool) -> PartialTables:
         way = self._direct
         if self._condensing is not None and self._runs_direct == 0:
             way = self._condensing

@@ -108,7 +108,7 @@ class Ticker:
         # 1. Choose.
         ends = {view.stream.name: self._reader.ends(view.stream.name) for view in views}
         groups = group_views(views, ends, self._settings.engine.tick_rows_max)
-        chosen = [(group, self._within_bytes(group)) for group in groups]
+        chosen = [(group, self._choose(group)) for group in groups]
         work = [(g, r) for g, r in chosen if r and g.is_leading != catch_up]
         if not work:
             return None
@@ -130,16 +130,23 @@ class Ticker:
             changes=changes,
         )
 
-    def _within_bytes(self, group: ViewGroup) -> tuple[Range, ...]:
-        ranges = choose_ranges(group)
+    def _choose(self, group: ViewGroup) -> tuple[Range, ...]:
+        growth = self._growth(group)
+        bytes_max = self._settings.engine.tick_bytes_max * growth
+        ranges = choose_ranges(replace(group, rows_max=group.rows_max * growth))
         size = sum(
             self._reader.size_bytes(group.stream.name, r.partition, r.start, r.end) for r in ranges
         )
-        if size <= self._settings.engine.tick_bytes_max:
+        if size <= bytes_max:
             return ranges
         rows = sum(r.rows for r in ranges)
-        fitting = max(1, rows * self._settings.engine.tick_bytes_max // size)
-        return choose_ranges(replace(group, rows_max=fitting))
+        return choose_ranges(replace(group, rows_max=max(1, rows * bytes_max // size)))
+
+    def _growth(self, group: ViewGroup) -> int:
+        if group.views[0].isolation is not None:
+            return 1
+        plan = self._plans.get(_plan_key(group.stream, group.views))
+        return plan.growth if plan is not None else 1
 
     def _compute(self, group: ViewGroup, ranges: tuple[Range, ...]) -> list[_Computed]:
         """The group's partials; when its shared plan fails on data, each view's on its own."""
@@ -299,7 +306,7 @@ class Ticker:
             view.isolation = None
 
     def _plan(self, stream: Stream, views: Sequence[LiveView]) -> PreparedPlan:
-        key = (stream.name, *sorted(view.running_plan.plan.fingerprint for view in views))
+        key = _plan_key(stream, views)
         plan = self._plans.pop(key, None)
         if plan is None:
             if len(self._plans) >= PLANS_MAX:
@@ -311,12 +318,17 @@ class Ticker:
                 [view.running_plan.plan for view in views],
                 self._lanes,
                 self._pool,
+                self._settings.engine.tick_growth_max,
             )
         self._plans[key] = plan
         return plan
 
     def _is_large(self, ranges: Sequence[Range]) -> bool:
         return sum(r.rows for r in ranges) >= self._settings.engine.shuffle_rows_min
+
+
+def _plan_key(stream: Stream, views: Sequence[LiveView]) -> tuple[str, ...]:
+    return (stream.name, *sorted(view.running_plan.plan.fingerprint for view in views))
 
 
 def _moved(done: _Computed) -> tuple[int, ...]:

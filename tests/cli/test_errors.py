@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -166,12 +164,7 @@ def test_a_defect_is_shown_whole(
     assert "RuntimeError: oh" in ended.err
 
 
-def test_light_verbs_import_nothing_heavy() -> None:
-    heavy = {"pyspark", "pyarrow", "duckdb", "httpx", "pandas", "numpy", "faker", "rich.markdown"}
-    script = (
-        f"import sys; from headrace.cli.app import app; print(sorted(set(sys.modules) & {heavy!r}))"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert said.stdout.strip() == "[]"
+def test_a_verb_that_does_not_exist_suggests_one(headrace: Callable[..., Any]) -> None:
+    ended = headrace("valdate")
+    assert ended.code == exits.MISTAKE
+    assert "Did you mean 'validate'?" in ended.err

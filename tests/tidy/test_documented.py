@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer.main
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from headrace.cli.app import app
 from headrace.model import errors, settings
@@ -79,14 +81,13 @@ def test_the_tree_in_the_docstring_is_the_tree() -> None:
 
 def _commands() -> dict[str, list[str]]:
     """Every command by its whole name, with its options."""
-    group = typer.main.get_command(app)
     found: dict[str, list[str]] = {}
 
     def walk(prefix: str, command: object) -> None:
-        inner = getattr(command, "commands", None)
-        if inner is not None:
-            for name, child in inner.items():
-                walk(f"{prefix} {name}", child)
+        if isinstance(command, TyperGroup):
+            context = typer.Context(command)
+            for name in command.list_commands(context):
+                walk(f"{prefix} {name}", command.get_command(context, name))
             return
         options = [
             name
@@ -96,7 +97,7 @@ def _commands() -> dict[str, list[str]]:
         ]
         found[prefix] = options
 
-    walk("headrace", group)
+    walk("headrace", get_command(app))
     return found
 
 

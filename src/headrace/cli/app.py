@@ -4,32 +4,63 @@ from __future__ import annotations
 
 import sys
 import traceback
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
-from headrace.cli import (
-    bench,
-    deadletters,
-    demo,
-    doctor,
-    exits,
-    generate,
-    init,
-    query,
-    rebuild,
-    status,
-    tail,
-    token,
-    up,
-    validate,
-)
+from headrace.cli import exits
 from headrace.model.errors import HeadraceError
 
-__all__ = ["app", "run"]
+__all__ = ["VERBS", "app", "run"]
+
+VERBS = (
+    "init",
+    "up",
+    "demo",
+    "generate",
+    "validate",
+    "rebuild",
+    "query",
+    "tail",
+    "status",
+    "deadletters",
+    "token",
+    "doctor",
+    "bench",
+)
+
+
+class _Verbs(TyperGroup):
+    """A verb's module is imported when the verb is asked for; all of them to list or suggest."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        for name in VERBS:
+            self._load(name)
+        return list(VERBS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        for name in (cmd_name,) if cmd_name in VERBS else VERBS:
+            self._load(name)
+        return self.commands.get(cmd_name)
+
+    def _load(self, name: str) -> None:
+        if name in self.commands:
+            return
+        module = import_module(f"headrace.cli.{name}")
+        holder = typer.Typer(rich_markup_mode=None)
+        if hasattr(module, "app"):
+            holder.add_typer(module.app, name=name)
+        else:
+            holder.command(name)(module.command)
+        self.commands.update(get_group(holder).commands)
+
 
 app = typer.Typer(
     name="headrace",
+    cls=_Verbs,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -54,21 +85,6 @@ def _headrace(
     ] = False,
 ) -> None:
     pass
-
-
-app.command("init")(init.command)
-app.command("up")(up.command)
-app.command("demo")(demo.command)
-app.command("generate")(generate.command)
-app.command("validate")(validate.command)
-app.command("rebuild")(rebuild.command)
-app.command("query")(query.command)
-app.command("tail")(tail.command)
-app.command("status")(status.command)
-app.add_typer(deadletters.app, name="deadletters")
-app.add_typer(token.app, name="token")
-app.command("doctor")(doctor.command)
-app.command("bench")(bench.command)
 
 
 def run() -> None:

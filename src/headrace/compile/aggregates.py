@@ -8,10 +8,11 @@ final is the role of a state column, or a function of roles that the store's SQL
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 from sqlglot import expressions as exp
 
+from headrace.compile.dialect import canonical
 from headrace.compile.functions import function_name, kind_of
 
 __all__ = ["AGGREGATES", "Aggregate", "Call", "Piece", "find_aggregate", "read_call"]
@@ -130,6 +131,11 @@ class Call:
     is_star: bool
     is_ignoring_nulls: bool
     condition: exp.Expr | None
+
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """The arguments in their canonical spelling."""
+        return tuple(canonical(argument) for argument in self.arguments)
 
 
 @cache

@@ -69,19 +69,20 @@ class _Planner:
 
     def to_state(self, node: exp.Expr, is_conditional: bool = False) -> exp.Expr:
         """The same expression over state columns. The node itself is left as it is."""
-        part = window_part(node, self.view.has_window)
-        if part is not None:
-            return _placed(_over_window(part), node)
         if is_window_key(node) and any(node == key for key in self.view.keys):
             return _over_window("")
-        key = self.keys.get(canonical(node))
+        text = canonical(node)
+        part = window_part(node, self.view.has_window)
+        if part is not None:
+            return _placed(_over_window(part), node, text)
+        key = self.keys.get(text)
         if key is not None:
-            return _placed(exp.Column(this=identifier(key.name)), node)
+            return _placed(exp.Column(this=identifier(key.name)), node, text)
         call = read_call(node)
         if call is not None:
-            return _placed(self.state.final(call), node)
+            return _placed(self.state.final(call), node, text)
         if self._is_for_spark(node, is_conditional):
-            return _placed(exp.Column(this=identifier(self.add_key(node).name)), node)
+            return _placed(exp.Column(this=identifier(self.add_key(node).name)), node, text)
         below = is_conditional or _is_conditional(node)
         copied = node.copy()
         for child, original in zip(
@@ -123,10 +124,10 @@ def _over_window(part: str) -> exp.Expr:
     return parse_expression("_window(window_start, window_end)")
 
 
-def _placed(made: exp.Expr, original: exp.Expr) -> exp.Expr:
+def _placed(made: exp.Expr, original: exp.Expr, text: str) -> exp.Expr:
     """Keep the user's place and words on what replaces it."""
     keep_place(made, original)
-    made.meta[WRITTEN] = canonical(original)
+    made.meta[WRITTEN] = text
     return made
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from sqlglot.tokenizer_core import Token, TokenType
 
@@ -13,8 +13,7 @@ from headrace.model.errors import DefinitionError, Location
 __all__ = ["Reader"]
 
 
-@dataclass(frozen=True)
-class _Word:
+class _Word(NamedTuple):
     text: str
     token_type: TokenType
     start: int

@@ -71,15 +71,14 @@ class State:
         aggregate = find_aggregate(call.name)
         if aggregate is None or not aggregate.oracle:
             return None
-        arguments = [canonical(argument) for argument in call.arguments]
-        order = _guarded(aggregate.pieces[0].input.format(*arguments), _guard(aggregate, call))
-        return aggregate.oracle.format(*arguments, order=order)
+        order = _guarded(aggregate.pieces[0].input.format(*call.texts), _guard(aggregate, call))
+        return aggregate.oracle.format(*call.texts, order=order)
 
     def _or_zero(self, final: exp.Expr) -> exp.Expr:
         return parse_expression(f"coalesce({canonical(final)}, 0L)") if self.is_global else final
 
     def _count_rows(self, call: Call) -> exp.Expr:
-        conditions = [f"({canonical(a)}) IS NOT NULL" for a in call.arguments]
+        conditions = [f"({text}) IS NOT NULL" for text in call.texts]
         if call.condition is not None:
             conditions.insert(0, f"({canonical(call.condition)})")
         if not conditions:
@@ -88,12 +87,11 @@ class State:
         return _column_node(self._add("count", text, "", "rows", {}))
 
     def _distinct(self, call: Call) -> exp.Expr:
-        arguments = [canonical(argument) for argument in call.arguments]
         conditions = [f"({canonical(call.condition)})"] if call.condition is not None else []
-        value = arguments[0]
-        if len(arguments) > 1:
-            conditions += [f"({argument}) IS NOT NULL" for argument in arguments]
-            value = f"struct({', '.join(arguments)})"
+        value = call.texts[0]
+        if len(call.texts) > 1:
+            conditions += [f"({text}) IS NOT NULL" for text in call.texts]
+            value = f"struct({', '.join(call.texts)})"
         value = _guarded(value, " AND ".join(conditions))
         if value not in self.distincts:
             name = unique_name(f"{_base(call)}__distinct", self.taken)
@@ -104,16 +102,15 @@ class State:
         argument = call.arguments[0]
         if piece.function == "count" and not guard and self._is_never_null(argument):
             return ROWS
-        texts = [canonical(argument) for argument in call.arguments]
         of_type = known_type(argument, self.stream)
         template = piece.input
         if call.name in ("avg", "mean") and piece.role == "sum" and of_type == DataType("BIGINT"):
             template = "CAST({0} AS DOUBLE)"  # as Spark's avg: no overflow of the sum
         if template == "CAST({0} AS DOUBLE)" and of_type == DataType("DOUBLE"):
             template = "{0}"
-        text = template.format(*texts)
+        text = template.format(*call.texts)
         if piece.order:
-            order = _guarded(piece.order.format(*texts), guard)
+            order = _guarded(piece.order.format(*call.texts), guard)
             return self._add(piece.function, text, order, _base(call), columns)
         suffix = f"_{call.name}" if piece.role == "order" else ""
         return self._add(piece.function, _guarded(text, guard), "", _base(call) + suffix, columns)
@@ -141,12 +138,11 @@ def _aggregate(call: Call) -> Aggregate:
 
 def _guard(aggregate: Aggregate, call: Call) -> str:
     """The condition an event must meet to take part; empty if all do."""
-    texts = [canonical(argument) for argument in call.arguments]
     conditions = [f"({canonical(call.condition)})"] if call.condition is not None else []
     if aggregate.guard:
-        conditions.append(f"({aggregate.guard.format(*texts)})")
+        conditions.append(f"({aggregate.guard.format(*call.texts)})")
     if call.is_ignoring_nulls:
-        conditions.append(f"({texts[0]}) IS NOT NULL")
+        conditions.append(f"({call.texts[0]}) IS NOT NULL")
     return " AND ".join(conditions)
 
 

@@ -50,8 +50,9 @@ class Ledger:
             return self.faults.popleft() if self.faults else "ok"
 
     def store(self, stream: str, headers: dict[str, str], body: bytes) -> bytes:
-        """As the gateway: the same key gives the first answer again; another body under the same
-        key is an error the test must see."""
+        """As the gateway: a stream is the same however it is spelled; the same key gives the first
+        answer again; another body under the same key is an error the test must see."""
+        stream = stream.lower()
         first = int(headers["headrace-sequence"])
         key = (stream, headers["headrace-producer"], headers["headrace-epoch"], first)
         with self.lock:

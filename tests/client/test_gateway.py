@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from headrace.client import Client, Quarantined
+from headrace.client import AsyncClient, Client, Quarantined
 from headrace.client.outbox import Limits
 from headrace.compile import load_project
 from headrace.log.embedded import open_reader
@@ -86,6 +87,26 @@ def test_what_is_flushed_is_stored_and_the_rest_is_a_dead_letter(gateway: Gatewa
         client.resubmit([letter["number"]], [{"n": 7}])
         assert client.dead_letters() == []
         assert _stored(client) == 2_502
+
+
+def test_a_stream_spelled_in_two_ways_loses_nothing(gateway: Gateway) -> None:
+    url = gateway.start()
+    with Client(url) as client:
+        for name, numbers in (("payments", (1, 2)), ("Payments", (3,)), ("PAYMENTS", (4, 5))):
+            client.send(name, ({"n": n} for n in numbers))
+            client.flush()
+        assert (client.counts.accepted, _stored(client)) == (5, 5)
+
+    async def send() -> int:
+        async with AsyncClient(url) as other:
+            for name, numbers in (("payments", (6, 7)), ("Payments", (8,))):
+                await other.send(name, ({"n": n} for n in numbers))
+                await other.flush()
+            return other.counts.accepted
+
+    assert asyncio.run(send()) == 3
+    with Client(url) as client:
+        assert _stored(client) == 8
 
 
 def test_an_unknown_stream_is_refused(gateway: Gateway) -> None:

@@ -41,6 +41,15 @@ def test_flush_means_stored_in_order(ledger: Any, url: str) -> None:
     assert (counts.sent, counts.accepted, counts.held) == (2_500, 2_500, 0)
 
 
+def test_spellings_of_a_stream_share_one_line_of_numbers(ledger: Any, url: str) -> None:
+    ledger.faults = deque(["drop-after", "503"])
+    with Client(url, limits=Limits(batch_events_max=2, batch_seconds_max=60)) as client:
+        for n in range(7):
+            client.send("Payments" if n % 3 else "payments", {"n": n})
+    assert _numbers(ledger, "payments") == list(range(7))
+    assert ledger.first_sequences("payments") == [0, 2, 4, 6]
+
+
 def test_one_event_goes_out_by_age_alone(ledger: Any, url: str) -> None:
     with Client(url) as client:
         client.send("payments", {"n": 1})

@@ -1,7 +1,8 @@
 """Events on their way to the server: the part of sending that does no I/O and knows no clock.
 
 Each stream has its own line of sequence numbers, counted from 0, and at most one batch under way,
-so that events are stored in the order they were given. A batch never changes after it was first
+so that events are stored in the order they were given. However a stream's name is spelled, it is
+one line, as it is for the server. A batch never changes after it was first
 sent: the server recognises its retry by producer, epoch and first sequence number, and stores
 nothing twice.
 """
@@ -196,23 +197,24 @@ class Outbox:
         return has_news
 
     def _lane(self, stream: str) -> _Lane:
-        lane = self._lanes.get(stream)
+        name = stream.lower()
+        lane = self._lanes.get(name)
         if lane is None:
             if len(self._lanes) >= STREAMS_MAX:
                 raise ClientError(f"a client sends to at most {STREAMS_MAX} streams")
-            lane = self._lanes[stream] = _Lane()
+            lane = self._lanes[name] = _Lane()
         return lane
 
     def take(self, now: float) -> Batch | None:
         """The next batch to send, from the stream that has waited longest since its last turn."""
-        for stream, lane in self._lanes.items():
+        for name, lane in self._lanes.items():
             due = self._due(lane)
             if due is None or due > now:
                 continue
             if not lane.sealed:
                 lane.seal()
             lane.is_under_way = True
-            self._lanes[stream] = self._lanes.pop(stream)
+            self._lanes[name] = self._lanes.pop(name)
             return lane.sealed.popleft()
         return None
 
@@ -230,7 +232,7 @@ class Outbox:
         return max(0.0, min(dues) - now) if dues else None
 
     def again(self, batch: Batch, now: float, pause_seconds: float, reason: str) -> None:
-        lane = self._lanes[batch.stream]
+        lane = self._lane(batch.stream)
         lane.sealed.appendleft(batch)
         lane.is_under_way = False
         lane.not_before = now + pause_seconds
@@ -238,7 +240,7 @@ class Outbox:
         self.last_failure = reason
 
     def settle(self, batch: Batch, outcome: Stored | Refused) -> None:
-        lane = self._lanes[batch.stream]
+        lane = self._lane(batch.stream)
         lane.is_under_way = False
         lane.not_before = 0.0
         lane.resolved = batch.first_sequence + len(batch.events)

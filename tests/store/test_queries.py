@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -177,6 +178,31 @@ def test_a_query_ends_at_its_time_limit(open_backend: Opener) -> None:
     assert time.monotonic() - started < 30
     assert rows_of(store, "SELECT 1") == [(1,)]
     assert store.metrics()["queries_interrupted"] == 1
+
+
+def test_waiting_for_the_writer_counts_to_the_time_limit(open_backend: Opener) -> None:
+    store: Any = open_backend(StoreSettings(query_seconds_max=1))
+    view = sales()
+    store.create_view(view, {})
+    generation = store.claim()
+    for _ in range(3):
+        store.commit(tick_write(store, generation, view_write(view, [("ann", 1, ONE, 1, ONE)])))
+    errors: list[QueryError] = []
+
+    def ask(sql: str) -> None:
+        with pytest.raises(QueryError) as caught:
+            rows_of(store, sql)
+        errors.append(caught.value)
+
+    asking = threading.Thread(target=ask, args=(f"{ENDLESS}, sales",))
+    with store._lock:  # a tick that takes longer than the limit
+        asking.start()
+        deadline = time.monotonic() + 30
+        while store._queries.interrupted == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    asking.join(10)
+    assert [error.status for error in errors] == [408]
 
 
 def test_a_slow_reader_ends_at_the_time_limit(open_backend: Opener) -> None:

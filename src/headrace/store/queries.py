@@ -43,13 +43,21 @@ class _Running:
     is_done: bool = False
 
     def interrupt(self, reason: QueryError) -> bool:
-        """A cursor is never interrupted once it is done: it would hit whoever uses it next."""
+        """Whether this is the first time. DuckDB forgets an interrupt that comes between two
+        statements, so it may have to be said again. A cursor is never interrupted once it is done:
+        it would hit whoever uses it next."""
         with self.lock:
-            if self.is_done or self.reason is not None:
+            if self.is_done:
                 return False
-            self.reason = reason
+            is_first = self.reason is None
+            self.reason = self.reason or reason
             self.cursor.interrupt()
-            return True
+            return is_first
+
+    def check(self) -> None:
+        """Raises the reason why it was interrupted, if it was."""
+        if self.reason is not None:
+            raise self.reason
 
     def finish(self) -> None:
         with self.lock:
@@ -191,6 +199,7 @@ class Queries:
 
     def _begin(self, running: _Running, views: Sequence[str]) -> Freshness:
         while True:
+            running.check()
             mark, known = self._views.note_read(views), self._known_tick
             running.cursor.execute("BEGIN TRANSACTION READ ONLY")
             freshness = read_freshness(running.cursor, known)
@@ -255,7 +264,9 @@ class Queries:
     def _interrupt_late(self, running: list[_Running]) -> None:
         now = time.monotonic()
         for query in running:
-            if now >= query.deadline:
+            if query.reason is not None:
+                query.interrupt(query.reason)
+            elif now >= query.deadline:
                 seconds = self._settings.query_seconds_max
                 self.interrupted += query.interrupt(
                     QueryError(

@@ -187,6 +187,41 @@ def test_pages_go_on_where_they_were_while_rows_change(store: Store) -> None:
     assert seen == users
 
 
+def walked(store: Store, limit: int) -> list[str]:
+    users, cursor = [], None
+    while True:
+        page = store.read_view("sales", {}, [], limit, cursor)
+        users += page.table.column("user").to_pylist()
+        cursor = page.next_cursor
+        if cursor is None:
+            return users
+
+
+def sold_to(store: Store, users: list[str]) -> None:
+    view = sales()
+    store.create_view(view, {})
+    rows = [(user, 1, ONE, 1, ONE) for user in users]
+    store.commit(tick_write(store, store.claim(), view_write(view, rows)))
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_keys_of_any_characters_can_be_continued_from(store: Store, limit: int) -> None:
+    users = ["", "\x00", "a", "a\x00", "a\x00b", "a\x01", "é" * 4_000, "😀"]
+    sold_to(store, users)
+    assert walked(store, limit) == users
+
+
+def test_a_page_ends_before_a_key_that_is_too_long(store: Store) -> None:
+    users = ["a", "b" * 60_000, "c", "d", "e" * 60_000, "f"]
+    sold_to(store, users)
+    assert walked(store, 2) == walked(store, 3) == users
+    first = store.read_view("sales", {}, [], 1, None)
+    with pytest.raises(QueryError, match="short enough to continue from") as caught:
+        store.read_view("sales", {}, [], 1, first.next_cursor)
+    assert caught.value.status == 413
+    assert "raise the limit" in caught.value.hint
+
+
 def test_limits_and_unknown_views(open_backend: Opener) -> None:
     store = open_backend(StoreSettings(query_rows_max=50))
     store.create_view(sales(), {})

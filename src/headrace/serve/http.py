@@ -16,7 +16,7 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-QUERY_STRING_BYTES_MAX = 16 * 1024
+QUERY_STRING_BYTES_MAX = 32 * 1024
 PARAMETERS_MAX = 64
 BODY_BYTES_MAX = 256 * 1024
 BODY_SECONDS_MAX = 10.0

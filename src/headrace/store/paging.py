@@ -2,7 +2,8 @@
 
 The order is the user's columns, then the hidden keys of the view, which are unique: so a page
 starts right after the last row of the one before, whatever was written in between. NULL counts as
-the greatest value: last ascending, first descending.
+the greatest value: last ascending, first descending. A page whose last row has too long a key for
+a cursor ends at an earlier row.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from headrace.store.ledger import StoredView
 
 __all__ = ["read_page"]
 
-CURSOR_CHARACTERS_MAX = 65_536
+CURSOR_CHARACTERS_MAX = 16 * 1024  # fits into an address beside filters and order
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 
 
@@ -67,8 +68,24 @@ def read_page(
     ).cast(pa.schema([(name, types[name].arrow) for name, _ in view.columns]))
     if found.num_rows <= limit:
         return rows, None
-    last = [column[limit - 1].as_py() for column in found.columns[len(public) :]]
-    return rows.slice(0, limit), _encoded(digest, last)
+    count, following = _continued(found.columns[len(public) :], limit, digest)
+    return rows.slice(0, count), following
+
+
+def _continued(places: Sequence[pa.ChunkedArray], limit: int, digest: str) -> tuple[int, str]:
+    """How many rows the page has, and the cursor behind the last of them."""
+    longest = 0
+    for position in reversed(range(limit)):
+        cursor = _encoded(digest, [column[position].as_py() for column in places])
+        if len(cursor) <= CURSOR_CHARACTERS_MAX:
+            return position + 1, cursor
+        longest = max(longest, len(cursor))
+    raise QueryError(
+        f"no row of this page has a key short enough to continue from: a cursor would have"
+        f" {longest} characters, at most {CURSOR_CHARACTERS_MAX} are possible",
+        hint="raise the limit, filter, or use SQL with LIMIT and OFFSET",
+        status=413,
+    )
 
 
 def _column(view: StoredView, name: str) -> str:
@@ -154,6 +171,6 @@ def _decoded(cursor: str, digest: str, count: int) -> list[str | None]:
         raise wrong from None
     if not isinstance(parts, list) or len(parts) != count + 1 or parts[0] != digest:
         raise wrong
-    if not all(part is None or (isinstance(part, str) and "\x00" not in part) for part in parts):
+    if not all(part is None or isinstance(part, str) for part in parts):
         raise wrong
     return parts[1:]

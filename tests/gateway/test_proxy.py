@@ -4,15 +4,18 @@ server in the engine's place."""
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import quote, unquote
 
 import httpx
 import pytest
 
 from headrace.gateway.exchange import CONNECTIONS_MAX
+from headrace.gateway.tokens import create_token
 
 # What an engine that fails or lies might send before it closes the connection.
 RAW_ANSWERS = {
@@ -178,6 +181,48 @@ def test_queries_pass_through(shared_gateway: Any, engine: EngineServer) -> None
     assert (missing.status_code, missing.json()) == (404, {"code": "unknown-view"})
     large = shared_gateway.client.post("/v1/sql", content=b"x" * 2_000_000)
     assert large.status_code == 413
+
+
+ADMIN_PATHS = ("/deadletters", "/rebuild", "/sql", "/metrics")
+QUERY_PATHS = (
+    *(f"/v1/views/income{slash}deadletters" for slash in ("/", "%2F", "%2f", "%252F", "%25252F")),
+    *(f"/v1/views/income%{odd}deadletters" for odd in ("c0%af", "25c0%25af", "EF%BC%8F", "5C")),
+    "/v1/views/%252e%252e%252Fsql",
+    "/v1/views/x%252F..%252F..%252F..%252Fmetrics",
+    "/v1/views/income%253Flimit=5",
+    "/v1/views/income%2500%252Fdeadletters",
+    "/v1/views/income%25%32%46deadletters",
+)
+
+
+def test_a_query_token_reaches_no_other_scope_by_an_odd_name(
+    make_gateway: Callable[..., Any], eventually: Callable[..., None]
+) -> None:
+    gateway = make_gateway()
+    secret = create_token(gateway.settings, "reader", ["query"])
+    eventually(lambda: gateway.client.get("/v1/streams").status_code == 401)
+    engine = EngineServer(gateway)
+    try:
+        for path in QUERY_PATHS:
+            connection = http.client.HTTPConnection("127.0.0.1", gateway.port, timeout=20)
+            connection.request("GET", path, headers={"authorization": f"Bearer {secret}"})
+            assert connection.getresponse().status in (200, 403, 404), path
+            connection.close()
+    finally:
+        engine.close()
+    reached = [unquote(line.split(" ")[1]) for line, _, _ in engine.requests]
+    assert len(reached) >= 8
+    assert [path for path in reached if path.endswith(ADMIN_PATHS)] == []
+    assert all(path.count("/") == 3 and "?" not in path for path in reached)
+
+
+def test_the_engine_reads_the_path_that_was_checked(
+    shared_gateway: Any, engine: EngineServer
+) -> None:
+    for name in ("100% wool", "a%2Fb", "größe", "a?b", "a#b", "a;b", "%", "a+b", "日 本"):
+        assert shared_gateway.client.get(f"/v1/views/{quote(name, safe='')}").status_code == 200
+        target = engine.requests[-1][0].split(" ")[1]
+        assert unquote(target) == f"/v1/views/{name}"
 
 
 def test_status_metrics_and_readiness_join_both(shared_gateway: Any, engine: EngineServer) -> None:

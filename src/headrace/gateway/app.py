@@ -202,7 +202,8 @@ class GatewayApp:
         body = b""
         if scope.method == "POST":
             body = await self._bodies.read(protocol, scope.headers, _QUERY_BODY_BYTES_MAX)
-        target = quote(scope.path, safe="/%")
+        # The path that was checked, encoded whole: the engine must read the very same from it.
+        target = quote(scope.path, safe="/")
         if scope.query_string:
             target += "?" + scope.query_string
         task = asyncio.current_task()

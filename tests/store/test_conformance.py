@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime
 from decimal import Decimal
 
+import duckdb
 import pyarrow as pa
 import pytest
 from store_cases import (
@@ -347,3 +349,47 @@ def test_metrics_name_views_bytes_and_queries(store: Store) -> None:
     assert metrics["file_bytes"] + metrics["write_ahead_bytes"] > 0
     assert metrics["queries_running"] == 0
     assert metrics["tick"] == 1
+
+
+def test_a_tick_counts_once_though_what_follows_its_commit_fails(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = sales()
+    store.create_view(view, {0: 0})
+    generation = store.claim()
+
+    def fails(*_: object) -> None:
+        monkeypatch.undo()
+        raise duckdb.OutOfMemoryException("failed to allocate")
+
+    for name in ("accept", "keep_up"):
+        for _ in range(64):
+            monkeypatch.setattr(f"headrace.store.views.Views.{name}", fails)
+            write = tick_write(store, generation, view_write(view, [("ann", 1, ONE, 1, ONE)]))
+            with contextlib.suppress(duckdb.OutOfMemoryException):
+                store.commit(write)
+            assert store.last_tick() == write.tick
+    assert rows_of(store, "SELECT payments FROM sales") == [(128,)]
+    assert store.ledger(1_000).column("tick").to_pylist() == list(range(128, 0, -1))
+
+
+def test_a_closed_view_is_not_read_until_it_is_opened_again(open_backend: Opener) -> None:
+    store = open_backend()
+    view = sales()
+    store.create_view(view, {0: 0})
+    store.commit(tick_write(store, store.claim(), view_write(view, [("ann", 1, ONE, 1, ONE)])))
+    store.set_status("sales", ViewStatus("removed", "it is gone"))
+    for read in (
+        lambda: store.read_view("sales", {}, [], 10, None),
+        lambda: store.describe("sales"),
+        lambda: store.changes("sales", 0, 10),
+        lambda: store.query("SELECT * FROM sales"),
+    ):
+        with pytest.raises(QueryError):
+            read()
+    store.close()
+    store = open_backend()
+    store.open_view(view)
+    store.set_status("sales", ViewStatus("live"))
+    assert rows_of(store, "SELECT payments FROM sales") == [(1,)]
+    assert store.read_view("sales", {}, [], 10, None).table.num_rows == 1

@@ -14,7 +14,7 @@ from headrace.engine.views import LiveView
 from headrace.log.contract import LogReader
 from headrace.log.hold import write_hold
 from headrace.model.definitions import Project
-from headrace.model.errors import EngineError, FencedError
+from headrace.model.errors import EngineError, FencedError, HeadraceError
 from headrace.model.settings import Settings
 from headrace.store.contract import Store, ViewChange
 
@@ -115,11 +115,17 @@ class Engine:
                 continue
             idle = now - last_event
             if idle >= CHECKPOINT_AFTER_SECONDS and last_checkpoint < last_event:
-                self._store.checkpoint()
+                self._tidy_up()
                 last_checkpoint = now
             self._control.wake.wait(
                 POLL_SECONDS if idle < IDLE_AFTER_SECONDS else POLL_IDLE_SECONDS
             )
+
+    def _tidy_up(self) -> None:
+        try:
+            self._store.checkpoint()
+        except HeadraceError as error:  # nothing is lost, and the next time may succeed
+            log.error("%s", error.message)
 
     @property
     def is_isolating(self) -> bool:

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
-__all__ = ["data_failure"]
+import pyarrow as pa
+
+__all__ = ["TextError", "check_texts", "data_failure"]
 
 _CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]*(?:\.[A-Z0-9_]+)?)\] (.*?)(?: SQLSTATE: (\w{5}))")
 _DATA_CLASSES = ("22", "42", "0A", "54")  # data exception, and what only shows at run time
+
+
+class TextError(Exception):
+    """A view made a text of bytes that are none. Spark lets it pass; a store cannot hold it."""
+
+
+def check_texts(tables: Iterable[pa.Table]) -> None:
+    for table in tables:
+        try:
+            table.validate(full=True)
+        except pa.ArrowInvalid as error:
+            raise TextError(f"a value that cannot be stored: {error}") from error
 
 
 def data_failure(error: BaseException) -> str | None:
@@ -15,6 +30,8 @@ def data_failure(error: BaseException) -> str | None:
     failure lies elsewhere and doing it again may succeed."""
     from pyspark.errors import PySparkException
 
+    if isinstance(error, TextError):
+        return str(error)
     if not isinstance(error, PySparkException):
         return None
     state = error.getSqlState()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from headrace.compile import plan_view
@@ -11,7 +11,7 @@ from headrace.engine.binding import bind, declare_stream
 from headrace.engine.views import LiveView
 from headrace.log.contract import LogReader
 from headrace.model.definitions import Project, Stream, View
-from headrace.model.errors import HeadraceError, ViewChangedError
+from headrace.model.errors import EngineError, HeadraceError, ViewChangedError
 from headrace.model.plan import BoundView
 from headrace.store.contract import CatalogEntry, Store, ViewStatus
 
@@ -22,17 +22,21 @@ __all__ = ["open_views", "restart_view"]
 
 log = logging.getLogger("headrace.engine")
 
+REMOVED = ViewStatus("removed", "it is no longer defined")
+
 
 def open_views(
     spark: SparkSession, project: Project, reader: LogReader, store: Store
 ) -> dict[str, LiveView]:
     """Every view of the project, running or refused with the reason; no view keeps another from
-    being opened. Views that the store holds but the project no longer defines stay readable."""
+    being opened. Views that the store holds but the project no longer defines are kept, closed."""
     catalog = store.catalog()
     for stream in project.streams:
         declare_stream(spark, stream)
     for name in catalog.keys() - {view.name for view in project.views}:
-        log.warning("the store holds view %s, which is no longer defined: it stays as it is", name)
+        if catalog[name].status != REMOVED:
+            log.warning("view %s is no longer defined: it is closed, and its state is kept", name)
+            store.set_status(name, REMOVED)
     return {
         view.name: _open_view(spark, project, view, reader, store, catalog.get(view.name))
         for view in project.views
@@ -66,15 +70,17 @@ def _open_view(
             return _begin(bound, stream, reader, store)
         store.open_view(bound)
         status = entry.status if entry.status.state == "failed" else ViewStatus("live")
+        store.set_status(view.name, status)
+        _check_log(view.name, _offsets(entry.next_offsets, stream), reader.oldest(stream.name))
     except ViewChangedError as error:
         status = ViewStatus("changed", f"{error.message}; {error.hint}")
+        store.set_status(view.name, status)
     except HeadraceError as error:
+        # Not kept: the next start may find it mended.
         log.error("view %s cannot run: %s", view.name, error.message)
         status = ViewStatus("failed", error.message)
     if entry is None:
         return LiveView(view.name, stream, None, (0,) * stream.partitions, status)
-    if status != entry.status:
-        store.set_status(view.name, status)
     return LiveView(
         view.name,
         stream,
@@ -96,6 +102,16 @@ def _begin(bound: BoundView, stream: Stream, reader: LogReader, store: Store) ->
         )
         log.warning("view %s %s", bound.name, detail)
     return LiveView(bound.name, stream, bound, starts, ViewStatus("live", detail))
+
+
+def _check_log(view: str, offsets: Sequence[int], oldest: Sequence[int]) -> None:
+    """Retention never passes a view that is defined; it may have passed one that was not."""
+    if any(mine < first for mine, first in zip(offsets, oldest, strict=True)):
+        raise EngineError(
+            f"it stands at offsets {list(offsets)}, but the log begins at {list(oldest)}: "
+            f"headrace rebuild {view} starts it anew",
+            hint=f"headrace rebuild {view}",
+        )
 
 
 def _offsets(stored: Mapping[int, int], stream: Stream) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from headrace.engine.binding import expression_types
 from headrace.engine.condense import COUNTER, is_condensable
+from headrace.engine.failures import check_texts
 from headrace.engine.groupings import Grouping, groupings_of, is_hashable, needed_columns
 from headrace.engine.passes import Pass, build_condensed_pass, build_pass
 from headrace.engine.source import RANGES_PROPERTY, Range, Source, encode_ranges
@@ -186,10 +187,12 @@ class PreparedPlan:
         left = sum(pc.sum(table.column(ROWS)).as_py() for table in counter)
         if rows >= CONDENSE_ROWS_MIN and left > rows * CONDENSED_SHARE_MAX:
             self._runs_direct = CONDENSE_AGAIN_RUNS
-        return {
+        partials = {
             key: self._narrowed[key].widen(pa.concat_tables(tables))
             for key, tables in merged.items()
         }
+        check_texts(partials.values())
+        return partials
 
 
 def _columns(stream: Stream, groupings: Sequence[Grouping]) -> tuple[str, ...]:

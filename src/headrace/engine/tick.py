@@ -243,7 +243,7 @@ class Ticker:
                 late=late,
                 dead=len(dead),
             ),
-            watermark_microseconds=watermark,
+            watermark_microseconds=_later(view.watermark_microseconds, watermark),
             dead=dead,
         )
 
@@ -264,7 +264,8 @@ class Ticker:
         )
 
     def _watermark(self, stream: Stream, offsets: Sequence[int]) -> int | None:
-        """The least over the partitions that have had events; None when none has."""
+        """The least over the partitions that have had events; None when none has. It may step
+        back when an empty partition gets its first, see `_later`."""
         marks = [
             mark
             for partition, offset in enumerate(offsets)
@@ -328,7 +329,9 @@ class Ticker:
 
 
 def _plan_key(stream: Stream, views: Sequence[LiveView]) -> tuple[str, ...]:
-    return (stream.name, *sorted(view.running_plan.plan.fingerprint for view in views))
+    """By name too: a plan's tables carry the names of its views, and two may be defined alike."""
+    plans = sorted(f"{view.name} {view.running_plan.plan.fingerprint}" for view in views)
+    return (stream.name, *plans)
 
 
 def _moved(done: _Computed) -> tuple[int, ...]:
@@ -336,6 +339,11 @@ def _moved(done: _Computed) -> tuple[int, ...]:
     for r in done.ranges:
         offsets[r.partition] = r.end
     return tuple(offsets)
+
+
+def _later(known: int | None, found: int | None) -> int | None:
+    """What was said to be complete stays so: events before it are late."""
+    return found if known is None or (found is not None and found > known) else known
 
 
 def _highest_event_time(

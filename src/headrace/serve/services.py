@@ -58,7 +58,8 @@ class Services:
     def view_name(self, name: str) -> str:
         """The view's own spelling of its name. Blocking. Raises RequestError: 404 for a view that
         does not exist, 409 for one whose definition changed under its state."""
-        catalog = self.store.catalog()
+        stored = self.store.catalog()
+        catalog = {view: e for view, e in stored.items() if e.status.state != "removed"}
         known = {view.lower(): view for view in catalog}
         own = known.get(name.lower())
         if own is None:

@@ -99,7 +99,8 @@ class ViewChange:
 
 @dataclass(frozen=True)
 class ViewStatus:
-    """`state` is live, catching_up, failed or changed; `detail` says why, for people."""
+    """`state` is live, catching_up, failed, changed or removed; `detail` says why, for people.
+    A view that is changed or removed cannot be read until it is opened again."""
 
     state: str
     detail: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,12 +20,10 @@ from headrace.model.errors import (
 )
 from headrace.model.plan import BoundView
 from headrace.model.settings import StoreSettings
-from headrace.model.types import parse_type
 from headrace.store.changes import Retention, encode_rows, read_changes
 from headrace.store.connection import connect
 from headrace.store.contract import (
     CatalogEntry,
-    Counts,
     Freshness,
     Page,
     QueryResult,
@@ -38,18 +37,21 @@ from headrace.store.contract import (
 from headrace.store.ledger import (
     Ledger,
     Moved,
-    StoredView,
     read_dead_letters,
     read_freshness,
     read_ledger,
+    read_state_sizes,
 )
 from headrace.store.merge import Merged
 from headrace.store.paging import read_page
 from headrace.store.queries import Queries, working_memory_bytes
 from headrace.store.views import Views
 
+log = logging.getLogger("headrace.store")
+
 __all__ = ["DuckStore", "open_store"]
 
+KEEP_UP_TICKS = 64
 _open_files: set[Path] = set()
 _open_files_lock = threading.Lock()
 
@@ -87,9 +89,13 @@ class DuckStore:
         self._settings = settings
         self._lock = threading.RLock()
         self._connection = connect(file, settings)
-        self._ledger = Ledger(self._connection)
-        self._views = Views(self._connection, self._ledger, self._transaction)
-        self._load()
+        try:
+            self._ledger = Ledger(self._connection)
+            self._views = Views(self._connection, self._ledger, self._transaction)
+            self._load()
+        except BaseException:
+            self._connection.close()
+            raise
         self._queries = Queries(self._connection, settings, self._views, self._write_behind)
         self._is_closed = False
 
@@ -174,17 +180,26 @@ class DuckStore:
                 )
             if write.tick != self._freshness.tick + 1:
                 raise StoreError(f"tick {write.tick} does not follow {self._freshness.tick}")
-            try:
-                return self._commit(write, want_changes)
-            except duckdb.OutOfMemoryException:
-                self._queries.interrupt_all("a tick needs the memory")
-            try:
-                return self._commit(write, want_changes)
-            except duckdb.OutOfMemoryException as error:
-                raise StoreError(
-                    f"tick {write.tick} needs more memory than the store may use: {error}",
-                    hint="raise store.memory_mebibytes or lower engine.tick_rows_max",
-                ) from error
+            changes = self._commit_or_again(write, want_changes)
+            if write.tick % KEEP_UP_TICKS == 0:
+                self._views.keep_up()
+            return changes
+
+    def _commit_or_again(
+        self, write: TickWrite, want_changes: frozenset[str] | None
+    ) -> Sequence[ViewChange]:
+        try:
+            return self._commit(write, want_changes)
+        except duckdb.OutOfMemoryException:
+            self._queries.interrupt_all("a tick needs the memory")
+        try:
+            # If it was the COMMIT that failed, the tick may be durable all the same.
+            return () if self._freshness.tick == write.tick else self._commit(write, want_changes)
+        except duckdb.OutOfMemoryException as error:
+            raise StoreError(
+                f"tick {write.tick} needs more memory than the store may use: {error}",
+                hint="raise store.memory_mebibytes or lower engine.tick_rows_max",
+            ) from error
 
     def _commit(
         self, write: TickWrite, want_changes: frozenset[str] | None
@@ -219,7 +234,11 @@ class DuckStore:
             raise
         except duckdb.Error as error:
             raise StoreError(f"tick {write.tick} was not stored: {error}") from error
-        self._accept(write, merged, moved, Freshness(write.tick, committed_at), lowest)
+        try:
+            self._accept(write, merged, moved, Freshness(write.tick, committed_at), lowest)
+        except Exception:  # it is durable, whatever this process can remember of it
+            log.exception("tick %s is read anew from the store", write.tick)
+            self._load()
         return [
             ViewChange(name, write.tick, result.before, result.after)
             for name, result in merged.items()
@@ -238,7 +257,7 @@ class DuckStore:
         return Moved(
             stored.number,
             {**past.next_offsets, **view.next_offsets},
-            _sum(past.totals, view.counts),
+            past.totals.plus(view.counts),
             view.watermark_microseconds
             if view.watermark_microseconds is not None
             else past.watermark_microseconds,
@@ -276,12 +295,12 @@ class DuckStore:
 
     def changes(self, view: str, after_tick: int, limit_ticks: int) -> Sequence[ViewChange]:
         with self._queries.read() as (cursor, _):
-            stored = self._views.find(view)
+            stored = self._views.readable(view)
             return read_changes(
                 cursor,
                 stored.entry.view,
                 stored.number,
-                _public_schema(stored),
+                stored.public_schema,
                 stored.created_tick,
                 after_tick,
                 limit_ticks,
@@ -304,7 +323,7 @@ class DuckStore:
         limit: int,
         cursor: str | None,
     ) -> Page:
-        stored = self._views.find(name)
+        stored = self._views.readable(name)
         with self._queries.read([stored.entry.view]) as (connection, freshness):
             rows, following = read_page(
                 connection,
@@ -321,11 +340,17 @@ class DuckStore:
         return self._queries.query(sql)
 
     def describe(self, name: str) -> Sequence[tuple[str, str]]:
-        return self._views.find(name).columns
+        return self._views.readable(name).columns
 
     # Upkeep
 
     def checkpoint(self) -> None:
+        try:
+            self._checkpoint()
+        except duckdb.Error as error:
+            raise StoreError(f"the store cannot be tidied up: {error}") from error
+
+    def _checkpoint(self) -> None:
         with self._lock:
             self._views.write_behind(list(self._views.merges))
             lowest = self._retention.shrunk_lowest_tick()
@@ -343,13 +368,8 @@ class DuckStore:
     def metrics(self) -> Mapping[str, Any]:
         write_ahead = self._file.with_name(self._file.name + ".wal")
         with self._queries.read() as (cursor, _):
-            sizes = cursor.execute(
-                "SELECT table_name, estimated_size FROM duckdb_tables()"
-                " WHERE schema_name = '_headrace' AND table_name LIKE 'state_%'"
-            ).fetchall()
+            rows = {**read_state_sizes(cursor), **self._views.row_counts()}
             memory = working_memory_bytes(cursor)
-        rows = {int(table.removeprefix("state_")): size for table, size in sizes}
-        rows |= self._views.row_counts()
         return {
             "file_bytes": _size(self._file),
             "write_ahead_bytes": _size(write_ahead),
@@ -371,20 +391,6 @@ class DuckStore:
             self._connection.close()
         with _open_files_lock:
             _open_files.discard(self._file)
-
-
-def _sum(a: Counts, b: Counts) -> Counts:
-    return Counts(
-        a.read + b.read,
-        a.applied + b.applied,
-        a.filtered + b.filtered,
-        a.late + b.late,
-        a.dead + b.dead,
-    )
-
-
-def _public_schema(stored: StoredView) -> pa.Schema:
-    return pa.schema([(name, parse_type(type_).arrow) for name, type_ in stored.columns])
 
 
 def _size(file: Path) -> int:

@@ -1,4 +1,4 @@
-"""What an ad-hoc query may be: one SELECT over public views, and nothing that acts.
+"""What an ad-hoc query may be: one SELECT over public views, and nothing that acts or grows.
 
 The text is judged by DuckDB's own syntax tree, never by pattern. Behind this stand a read-only
 transaction, external access switched off and a locked configuration.
@@ -7,12 +7,13 @@ transaction, external access switched off and a locked configuration.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import duckdb
 
 from headrace.model.errors import QueryError
+from headrace.store.sizes import Sizes
 
 __all__ = ["check_query"]
 
@@ -20,28 +21,15 @@ QUERY_CHARACTERS_MAX = 100_000
 TABLE_FUNCTIONS = frozenset(
     {"generate_series", "json_each", "json_tree", "range", "repeat", "repeat_row", "unnest"}
 )
-ACTING_FUNCTIONS = frozenset(
-    {
-        "currval",
-        "current_setting",
-        "getvariable",
-        "json_execute_serialized_sql",
-        "nextval",
-        "pg_sleep",
-        "setseed",
-        "setval",
-        "sleep_ms",
-        "stats",
-        "write_log",
-    }
-)
+SYSTEM_SCHEMAS = frozenset({"_headrace", "information_schema", "pg_catalog", "system", "temp"})
 READING_NODES = frozenset(
     {"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE", "STATEMENT_NODE"}
 )
 
 
-def check_query(cursor: duckdb.DuckDBPyConnection, sql: str) -> None:
-    """Raises QueryError, saying what is accepted, for anything but one plain SELECT."""
+def check_query(cursor: duckdb.DuckDBPyConnection, sql: str, views: Mapping[str, str]) -> None:
+    """Raises QueryError, saying what is accepted, for anything but one plain SELECT over `views`,
+    which gives each view's stream, and for what could get too large."""
     if len(sql) > QUERY_CHARACTERS_MAX:
         raise QueryError(
             f"the query has {len(sql)} characters",
@@ -55,14 +43,18 @@ def check_query(cursor: duckdb.DuckDBPyConnection, sql: str) -> None:
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
         raise QueryError("not a single SELECT", hint="only one SELECT statement is accepted")
     found = cursor.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
-    tree = json.loads(found[0][0])
-    if tree.get("error"):
-        raise QueryError(
-            str(tree.get("error_message", "not a SELECT")),
-            hint="only one SELECT statement is accepted",
-        )
-    for node in _nodes(tree["statements"]):
-        _check_node(node)
+    try:
+        tree = json.loads(found[0][0])
+        if tree.get("error"):
+            raise QueryError(
+                str(tree.get("error_message", "not a SELECT")),
+                hint="only one SELECT statement is accepted",
+            )
+        for node in _nodes(tree["statements"]):
+            _check_node(node)
+        Sizes(lambda path: _check_view(path, views)).check(tree["statements"][0]["node"])
+    except RecursionError:
+        raise QueryError("the query is nested too deeply", hint="simplify it", status=413) from None
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:
@@ -89,10 +81,6 @@ def _check_node(node: dict[str, Any]) -> None:
                 f"{name}() is not available in queries",
                 hint=f"table functions are {', '.join(sorted(TABLE_FUNCTIONS))}",
             )
-    if node.get("class") == "FUNCTION":
-        name = str(node.get("function_name", "")).lower()
-        if name in ACTING_FUNCTIONS:
-            raise QueryError(f"{name}() is not available in queries", hint="leave it out")
     path = node.get("qualified_name")
     parts = path.get("path", []) if isinstance(path, dict) else []
     schema = str(node.get("schema_name", ""))
@@ -100,6 +88,16 @@ def _check_node(node: dict[str, Any]) -> None:
         raise QueryError(
             "the schema _headrace is internal", hint="query the views; GET /v1/views lists them"
         )
+
+
+def _check_view(path: list[str], views: Mapping[str, str]) -> None:
+    name, is_system = path[-1], any(_plain(part) in SYSTEM_SCHEMAS for part in path[:-1])
+    if not is_system and name.lower() in {view.lower() for view in views}:
+        return
+    listed = f"views are {', '.join(sorted(views)) or 'none yet'}"
+    if name.lower() in {stream.lower() for stream in views.values()}:
+        raise QueryError(f"{name} is a stream, which cannot be queried", hint=listed)
+    raise QueryError(f"there is no view {'.'.join(path)!r}", hint=listed)
 
 
 def _plain(name: object) -> str:

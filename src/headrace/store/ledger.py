@@ -14,6 +14,7 @@ import duckdb
 import pyarrow as pa
 
 from headrace.model.plan import BoundView
+from headrace.model.types import parse_type
 from headrace.store.behind import TICKS_MAX
 from headrace.store.connection import Slot, arrow_table
 from headrace.store.contract import (
@@ -32,6 +33,7 @@ __all__ = [
     "read_dead_letters",
     "read_freshness",
     "read_ledger",
+    "read_state_sizes",
 ]
 
 LEDGER_TICKS_MAX = 100_000  # older ledger rows are dropped; progress never is
@@ -98,6 +100,10 @@ class StoredView:
     distincts: int
     created_tick: int
     progress_tick: int
+
+    @property
+    def public_schema(self) -> pa.Schema:
+        return pa.schema([(name, parse_type(type_).arrow) for name, type_ in self.columns])
 
 
 @dataclass(frozen=True)
@@ -284,6 +290,15 @@ class Ledger:
                 row[0], entry, columns, tuple(json.loads(row[6])), row[7], row[10], row[12] or 0
             )
         return views
+
+
+def read_state_sizes(connection: duckdb.DuckDBPyConnection) -> dict[int, int]:
+    """About how many rows each view's table holds, by view number."""
+    sizes = connection.execute(
+        "SELECT table_name, estimated_size FROM duckdb_tables()"
+        " WHERE schema_name = '_headrace' AND table_name LIKE 'state_%'"
+    ).fetchall()
+    return {int(table.removeprefix("state_")): size for table, size in sizes}
 
 
 def read_ledger(connection: duckdb.DuckDBPyConnection, limit: int) -> pa.Table:

@@ -358,12 +358,12 @@ class ViewMerge:
 
     def keep_up(self) -> None:
         """Outside any transaction: index a state that has grown large. A reader of an older state
-        may stand in the way; then a later call does it."""
+        may stand in the way, or memory be short; then a later call does it."""
         if self.schema.hash is None or self._is_indexed or self._rows < INDEX_ROWS_MIN:
             return
         try:
             self._connection.execute(self.schema.index_statement())
-        except duckdb.TransactionException:
+        except (duckdb.TransactionException, duckdb.OutOfMemoryException):
             return
         self._is_indexed = True
 

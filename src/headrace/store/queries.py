@@ -2,7 +2,8 @@
 
 A watcher thread, awake only while something runs, interrupts a query at its deadline, and the
 longest-running ad-hoc query when DuckDB's working memory nears its limit: the limit counts for
-the whole process, so that a query could otherwise make a tick fail.
+the whole process, so that a query could otherwise make a tick fail. Memory that DuckDB does not
+count shows in the process's own growth.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import duckdb
+import psutil
 import pyarrow as pa
 
 from headrace.model.errors import QueryError, StoreError
@@ -31,6 +33,7 @@ READS_AT_ONCE_MAX = 16  # reads of views and of the change feed; ad-hoc queries 
 AHEAD_BYTES_MAX = 8 * MEBIBYTE  # how much of a result is computed before the answer starts
 MEMORY_SHARE_MAX = 0.7
 WATCH_SECONDS = 0.05
+CLOSED = ("changed", "removed")  # to SQL such views do not exist
 
 
 @dataclass(eq=False)
@@ -38,6 +41,7 @@ class _Running:
     cursor: duckdb.DuckDBPyConnection
     deadline: float
     is_adhoc: bool
+    resident_bytes: int  # of the process when it began
     reason: QueryError | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     is_done: bool = False
@@ -140,7 +144,7 @@ class Queries:
         rows_max = self._settings.query_rows_max
         try:
             with self._translated(running):
-                check_query(running.cursor, sql)
+                check_query(running.cursor, sql, self._streams_of_views())
                 freshness = self._begin(running, self._views.mentioned_in(sql))
                 reader = arrow_reader(running.cursor, sql)
             yield reader.schema, freshness
@@ -162,6 +166,10 @@ class Queries:
         finally:
             self._finish(running)
             self._adhoc.release()
+
+    def _streams_of_views(self) -> dict[str, str]:
+        entries = [stored.entry for stored in self._views.stored.values()]
+        return {e.view: e.stream for e in entries if e.status.state not in CLOSED}
 
     # Reads by the store itself, in the user's name
 
@@ -191,7 +199,7 @@ class Queries:
             if self._is_closed:
                 raise QueryError("the store is closing", hint="try again shortly", status=503)
             cursor = self._root.cursor()
-        running = _Running(cursor, deadline, is_adhoc)
+        running = _Running(cursor, deadline, is_adhoc, _resident_bytes() if is_adhoc else 0)
         with self._changed:
             self._running.append(running)
             self._changed.notify_all()
@@ -230,7 +238,7 @@ class Queries:
                 ) from error
             if isinstance(error, duckdb.InternalException | duckdb.FatalException):
                 raise StoreError(f"the store failed: {text}") from error
-            raise QueryError(text, hint="see DuckDB's SELECT reference") from error
+            raise _told(error, text) from error
 
     # Limits
 
@@ -281,7 +289,8 @@ class Queries:
         if not adhoc:
             return
         limit = self._settings.memory_mebibytes * MEBIBYTE
-        if working_memory_bytes(cursor) > MEMORY_SHARE_MAX * limit:
+        growth = _resident_bytes() - adhoc[0].resident_bytes
+        if growth > limit or working_memory_bytes(cursor) > MEMORY_SHARE_MAX * limit:
             self.interrupted += adhoc[0].interrupt(
                 QueryError(
                     "the query took too much of the store's memory",
@@ -300,6 +309,19 @@ class Queries:
         while self._running and time.monotonic() < deadline:
             time.sleep(0.005)
         self._root.close()
+
+
+def _told(error: Exception, text: str) -> QueryError:
+    """What a user is told: never DuckDB's suggestions, which name things of its own. All names
+    were found before, so a table that is missing was dropped since."""
+    if isinstance(error, duckdb.CatalogException) and "Table with name" in text:
+        return QueryError("a view was rebuilt meanwhile", hint="try again shortly", status=503)
+    lines = [line for line in text.splitlines() if not line.startswith("Did you mean")]
+    return QueryError("\n".join(lines), hint="see DuckDB's SELECT reference")
+
+
+def _resident_bytes() -> int:
+    return int(psutil.Process().memory_info().rss)
 
 
 def working_memory_bytes(cursor: duckdb.DuckDBPyConnection) -> int:

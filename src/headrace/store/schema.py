@@ -125,15 +125,19 @@ class ViewSchema:
             f", {quoted(c.name)} AS {quoted(name)}"
             for c, name in zip(self.group, self.hidden, strict=True)
         )
+        read = f"CREATE VIEW {self.read_view} AS {self._select_sql(hidden)}"
+        return [*statements, read, self.public_view_statement()]
+
+    def public_view_statement(self) -> str:
+        return f"CREATE OR REPLACE VIEW {quoted(self.view.name)} AS {self._select_sql()}"
+
+    def _select_sql(self, hidden: str = "") -> str:
         finals = ", ".join(
             f"{sql} AS {quoted(column.name)}"
             for (column, _), sql in zip(self.view.finals, self._final_sql, strict=True)
         )
         having = f" WHERE {self.view.having}" if self.view.having else ""
-        body = f"FROM {self.state_table}{having}"
-        statements.append(f"CREATE VIEW {self.read_view} AS SELECT {finals}{hidden} {body}")
-        statements.append(f"CREATE VIEW {quoted(self.view.name)} AS SELECT {finals} {body}")
-        return statements
+        return f"SELECT {finals}{hidden} FROM {self.state_table}{having}"
 
     @staticmethod
     def drop_statements(name: str, number: int, distincts: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -13,6 +14,7 @@ import pyarrow as pa
 from headrace.model.errors import MergeError, QueryError, StoreError, ViewChangedError
 from headrace.model.plan import BoundView
 from headrace.store.behind import restore
+from headrace.store.connection import quoted
 from headrace.store.contract import ViewStatus, ViewWrite
 from headrace.store.ledger import Ledger, Moved, StoredView, encode_offsets
 from headrace.store.merge import Merged, ViewMerge
@@ -20,7 +22,9 @@ from headrace.store.schema import ViewSchema
 
 __all__ = ["Views"]
 
-KEEP_UP_TICKS = 64
+log = logging.getLogger("headrace.store")
+
+CLOSED = ("changed", "removed")  # their rows belong to a definition that is not in force
 HASH_PROBE = "SELECT (hash('headrace', 1, 2.5, DATE '2026-01-01', NULL) >> 1)::BIGINT"
 
 
@@ -46,12 +50,22 @@ class Views:
         tables are written first of all, also those of views that will not be opened."""
         self.stored = self._ledger.stored_views()
         for stored in self.stored.values():
-            with self._transaction():
-                if restore(self._connection, stored.number, self._ledger.states(stored.number)):
-                    self._ledger.set_number(_hash_name(stored.number), 0)
+            try:
+                self._restore(stored.number)
+            except (duckdb.OperationalError, duckdb.InternalError, duckdb.FatalException):
+                raise  # the file or the machine, not these rows
+            except duckdb.Error as error:
+                log.exception("rows of view %s cannot be written", stored.entry.view)
+                detail = f"its rows cannot be written: {error}; headrace rebuild helps"
+                self.set_status(stored.entry.view, ViewStatus("failed", detail))
         for merge in self.merges.values():
             merge.forget()
             self._rehash(merge.schema)
+
+    def _restore(self, number: int) -> None:
+        with self._transaction():
+            if restore(self._connection, number, self._ledger.states(number)):
+                self._ledger.set_number(_hash_name(number), 0)
 
     def find(self, name: str) -> StoredView:
         """By its name, case aside if need be. Raises QueryError."""
@@ -66,6 +80,18 @@ class Views:
             hint=f"views are {', '.join(sorted(views)) or 'none yet'}",
             status=404,
         )
+
+    def readable(self, name: str) -> StoredView:
+        """As `find`. Raises QueryError also for a view that is closed."""
+        stored = self.find(name)
+        status = stored.entry.status
+        if status.state in CLOSED:
+            raise QueryError(
+                f"view {stored.entry.view} cannot be read: {status.detail}",
+                hint="headrace status says which views are live",
+                status=409,
+            )
+        return stored
 
     def create(self, view: BoundView, start_offsets: Mapping[int, int], tick: int) -> None:
         if any(name.lower() == view.name.lower() for name in self.stored):
@@ -97,6 +123,9 @@ class Views:
         if view.name not in self.merges:
             schema = ViewSchema(view, stored.number)
             self._rehash(schema)
+            if stored.entry.status.state in CLOSED:
+                with self._transaction():
+                    self._connection.execute(schema.public_view_statement())
             self.merges[view.name] = ViewMerge(self._connection, self._computing, schema)
 
     def _rehash(self, schema: ViewSchema) -> None:
@@ -131,6 +160,8 @@ class Views:
             return
         with self._transaction():
             self._ledger.set_status(stored.number, status)
+            if status.state in CLOSED:
+                self._connection.execute(f"DROP VIEW IF EXISTS {quoted(stored.entry.view)}")
         entry = replace(stored.entry, status=status)
         self.stored = {**self.stored, entry.view: replace(stored, entry=entry)}
 
@@ -176,8 +207,6 @@ class Views:
             )
             views[name] = replace(views[name], entry=entry, progress_tick=tick)
         self.stored = views
-        if tick % KEEP_UP_TICKS == 0:
-            self.keep_up()
 
     # Rows that are behind their tables
 

@@ -110,8 +110,9 @@ class Access:
                 hint="call it by localhost or 127.0.0.1, or make a token",
             )
         self._local_host_last = host  # most clients say the same one every time
-        origin = headers.get("origin")
-        if origin is not None and not _is_local_name(origin.partition("://")[2]):
+        if "origin" not in headers:
+            return
+        if not _is_local_name((headers.get("origin") or "").partition("://")[2]):
             raise RequestError(
                 403,
                 "foreign-origin",

@@ -27,7 +27,7 @@ from headrace.gateway.openapi import openapi_body
 from headrace.gateway.problems import Response, problem_response
 from headrace.gateway.proxy import EngineAway, EngineProxy
 from headrace.gateway.reading import BodyReader
-from headrace.gateway.requests import JSON_HEADERS, EventsRequest, read_retry_key
+from headrace.gateway.requests import JSON_HEADERS, EventsRequest, Headers, read_retry_key
 from headrace.log.contract import LogReader
 from headrace.model.definitions import Project
 from headrace.model.errors import HeadraceError, RequestError
@@ -148,16 +148,16 @@ class GatewayApp:
         if self.is_draining:
             raise _stopping()
         retry_key = read_retry_key(headers)
-        encoding = check_encoding(headers.get("content-encoding"))
+        encoding = check_encoding(_header(headers, "content-encoding"))
         time_hint = None
         if is_binary(headers):
             key = binary_key(headers)
             retry_key = key if retry_key is None else retry_key
-            time_hint = headers.get("ce-time")
-            body_kind(headers.get("content-type"))
+            time_hint = _header(headers, "ce-time")
+            body_kind(_header(headers, "content-type"))
             kind = BodyKind.ONE
         else:
-            kind = body_kind(headers.get("content-type"))
+            kind = body_kind(_header(headers, "content-type"))
         body = await self._bodies.read(protocol, headers)
         self._metrics.body_bytes += len(body)
         future: asyncio.Future[Response] = self._loop.create_future()
@@ -334,6 +334,11 @@ class GatewayApp:
 
     async def _openapi(self, scope: Any, protocol: Any) -> Response:
         return 200, JSON_HEADERS, openapi_body()
+
+
+def _header(headers: Headers, name: str) -> str | None:
+    """None only if there is none: a value that is not ASCII is one that nothing accepts."""
+    return headers.get(name, "(not ASCII)") if name in headers else None
 
 
 def _stopping() -> RequestError:

@@ -32,7 +32,7 @@ class EnvelopeError(ValueError):
 
 
 def is_binary(headers: Headers) -> bool:
-    return headers.get("ce-specversion") is not None
+    return "ce-specversion" in headers
 
 
 def binary_key(headers: Headers) -> str:
@@ -49,7 +49,7 @@ def binary_key(headers: Headers) -> str:
         raise RequestError(
             422,
             "bad-cloudevent",
-            "a CloudEvent needs ce-id, ce-source and ce-type",
+            "a CloudEvent needs ce-id, ce-source and ce-type, in ASCII",
             hint="see the CloudEvents HTTP binding",
         )
     return _key(identity, source)

@@ -7,10 +7,11 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.gateway.decode_json import JsonDecoder
+from headrace.gateway import decode_json
+from headrace.gateway.decode_json import LINES_CUT_MIN, JsonDecoder
 from headrace.gateway.decode_record import RecordError
 from headrace.model.definitions import Column, Stream
 from headrace.model.types import parse_type
@@ -217,3 +218,91 @@ def test_as_many_rows_as_lines_does_not_mean_one_each(lines: list[bytes]) -> Non
     decoded = DECODER.decode(together)
     expected = [p for p, raw in enumerate(together) if slow(raw) is None]
     assert [position for position, _ in decoded.rejected] == expected
+
+
+@pytest.fixture
+def cutting(monkeypatch: pytest.MonkeyPatch) -> JsonDecoder:
+    """A decoder that tries to cut blocks of any size, and never leaves one out."""
+    monkeypatch.setattr(decode_json, "LINES_CUT_MIN", 1)
+    monkeypatch.setattr(decode_json, "CUTS_LEFT_OUT", 0)
+    return JsonDecoder(STREAM, line_bytes_max=LINE_BYTES_MAX, nesting_max=8)
+
+
+@st.composite
+def blocks_written_alike(draw: st.DrawFn) -> list[bytes]:
+    """Lines of one shape, with values of all kinds; sometimes one line is of another shape."""
+    space, gap = draw(st.sampled_from([("", ""), ("", " "), (" ", " ")]))
+    members = draw(st.lists(st.tuples(names, st.booleans()), min_size=1, max_size=4))
+    quoted = st.sampled_from(TEXTS) | timestamps | numbers
+    bare = numbers | st.sampled_from(["null", "true", "false", "NaN", "-Inf", "[]", "{}", "1 2"])
+    lines = []
+    for _ in range(draw(st.integers(2, 5))):
+        written = [
+            f'"{name}"{space}:{gap}' + (f'"{draw(quoted)}"' if is_quoted else draw(bare))
+            for name, is_quoted in members
+        ]
+        lines.append(f"{{{space}{f',{gap}'.join(written)}{space}}}".encode().replace(b"\n", b" "))
+    if draw(st.integers(0, 3)) == 0:
+        lines[draw(st.integers(0, len(lines) - 1))] = draw(records())
+    return lines
+
+
+@given(blocks_written_alike())
+@settings(
+    max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_lines_that_are_cut_are_what_they_are_by_the_book(
+    cutting: JsonDecoder, lines: list[bytes]
+) -> None:
+    batch = cutting.decode_lines(b"\n".join(lines), len(lines))
+    if batch is not None:
+        for row, raw in enumerate(lines):
+            by_the_book = slow(raw)
+            assert by_the_book is not None, raw
+            assert same(batch.slice(row, 1), by_the_book), raw
+
+
+@pytest.mark.parametrize("column", TYPES)
+def test_every_known_literal_in_every_column_of_lines_that_are_cut(
+    cutting: JsonDecoder, column: str
+) -> None:
+    literals = [*NUMBERS, *RAW, *(json.dumps(text, ensure_ascii=False) for text in TEXTS)]
+    for first in ('"x"', "0", '"2026-01-01T00:00:00Z"', "true", "1.5"):
+        for literal in literals:
+            lines = [f'{{"{column}":{value},"unknown":{value}}}' for value in (first, literal)]
+            batch = cutting.decode_lines("\n".join(lines).encode(), 2)
+            if batch is not None:
+                by_the_book = slow(lines[1].encode())
+                assert by_the_book is not None, lines
+                assert same(batch.slice(1, 1), by_the_book), lines
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{{"name":"a{0}","whole":{0},"number":0.{0},"price":"{0}.125"}}',
+        '{{ "moment": "2026-01-31T00:{0:02}:00Z", "flag": true, "big": null }}',
+        '{{"unknown":"é","octets":"aGk=","price":{0}.5,"other":null,"day":"2026-01-31"}}',
+    ],
+)
+def test_lines_written_alike_are_cut(line: str) -> None:
+    decoder = JsonDecoder(STREAM, line_bytes_max=LINE_BYTES_MAX, nesting_max=8)
+    lines = [line.format(number % 30) for number in range(LINES_CUT_MIN)]
+    block = "\n".join(lines).encode()
+    cut = decoder._cut(block, len(lines))
+    assert cut is not None
+    batch = decoder.decode_lines(block, len(lines))
+    assert batch is not None
+    for row, raw in enumerate(lines):
+        by_the_book = slow(raw.encode())
+        assert by_the_book is not None
+        assert same(batch.slice(row, 1), by_the_book)
+
+
+def test_after_lines_that_were_not_alike_the_parser_is_asked_at_once() -> None:
+    decoder = JsonDecoder(STREAM, line_bytes_max=LINE_BYTES_MAX, nesting_max=8)
+    alike = b"\n".join([b'{"whole":1}'] * LINES_CUT_MIN)
+    unlike = b"\n".join([b'{"whole":1}', b'{"whole": 1}'] * (LINES_CUT_MIN // 2))
+    assert decoder._cut(unlike, LINES_CUT_MIN) is None
+    tried = [decoder._cut(alike, LINES_CUT_MIN) is not None for _ in range(20)]
+    assert tried == [False] * decode_json.CUTS_LEFT_OUT + [True] * (20 - decode_json.CUTS_LEFT_OUT)

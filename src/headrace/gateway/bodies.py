@@ -15,9 +15,17 @@ import pyarrow as pa
 
 from headrace.model.errors import RequestError
 
-__all__ = ["BodyKind", "body_kind", "frame_records", "inflate"]
+__all__ = [
+    "BodyKind",
+    "body_kind",
+    "check_encoding",
+    "frame_records",
+    "inflate",
+]
 
+GZIP_MEMBERS_MAX = 10_000
 _CHUNK_BYTES = 256 * 1024
+_MEMBER_BYTES_FIRST = 4 * 1024
 _ENCODINGS = ("identity", "gzip", "zstd")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _WHITESPACE = b" \t\r\n"
@@ -111,30 +119,38 @@ def _too_large(bytes_max: int) -> RequestError:
 
 
 def _gunzip(body: bytes, bytes_max: int) -> bytes:
-    """Several gzip members one after the other are one body, as in RFC 1952."""
+    """Several gzip members one after the other are one body, as in RFC 1952. What zlib is given
+    beyond a member's end it copies, so a member is given its bytes in pieces that grow with it."""
     parts: list[bytes] = []
-    total = 0
-    rest = body
+    total = at = members = 0
+    view = memoryview(body)
     try:
-        while rest:
+        while at < len(view):
+            members += 1
+            if members > GZIP_MEMBERS_MAX:
+                raise _bad_gzip(f"the body has more than {GZIP_MEMBERS_MAX} gzip members")
             stream = zlib.decompressobj(wbits=31)
+            size = _MEMBER_BYTES_FIRST
             while not stream.eof:
-                part = stream.decompress(rest, bytes_max + 1 - total)
-                rest = stream.unconsumed_tail
+                piece = view[at : at + size]
+                if not piece:
+                    raise _bad_gzip("the gzip body ends too early")
+                part = stream.decompress(piece, bytes_max + 1 - total)
                 total += len(part)
                 parts.append(part)
                 if total > bytes_max:
                     raise _too_large(bytes_max)
-                if not part and not rest and not stream.eof:
-                    raise RequestError(
-                        400, "bad-encoding", "the gzip body ends too early", hint="send it again"
-                    )
-            rest = stream.unused_data
+                at += len(piece) - len(stream.unused_data)
+                size = min(2 * size, _CHUNK_BYTES)
     except zlib.error as error:
-        raise RequestError(
-            400, "bad-encoding", f"not a gzip body: {error}", hint="check Content-Encoding"
-        ) from None
+        raise _bad_gzip(f"not a gzip body: {error}") from None
     return b"".join(parts)
+
+
+def _bad_gzip(message: str) -> RequestError:
+    return RequestError(
+        400, "bad-encoding", message, hint="check Content-Encoding, or send the body as one member"
+    )
 
 
 def _unzstd(body: bytes, bytes_max: int) -> bytes:

@@ -1,6 +1,7 @@
-"""Many JSON records to one Arrow batch, at the speed of pyarrow's parser.
+"""Many JSON records to one Arrow batch: cut where they are all written alike, else parsed.
 
-Records of all requests of a group are parsed together. pyarrow is lenient where decode_record.py
+Records of all requests of a group are decoded together. decode_uniform.py takes lines of one shape
+in half the time of pyarrow's parser, which takes any. pyarrow is lenient where decode_record.py
 is not (several objects on a line, NaN, invalid UTF-8, decimals beyond their precision, years
 outside 1 to 9999), so a block is checked before and after; a block that fails any check is halved
 until the fault stands alone, and what is left is decided by RecordDecoder, record by record.
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
@@ -29,12 +31,15 @@ from headrace.gateway.decode_record import (
     RecordDecoder,
     RecordError,
 )
+from headrace.gateway.decode_uniform import cut_columns
 from headrace.model.definitions import Stream
 from headrace.model.types import DataType
 
 __all__ = ["Decoded", "JsonDecoder"]
 
 RECORDS_ONE_BY_ONE_MAX = 8  # below this, starting pyarrow's parser costs more than it saves
+LINES_CUT_MIN = 200  # with fewer, the parser is as fast
+CUTS_LEFT_OUT = 16  # blocks that go to the parser at once after lines that were not alike
 _BARE_NOT_FINITE = re.compile(rb"[:,\[\s-](?:NaN|Inf)")
 _NEWLINE, _OPEN, _CLOSE, _BRACKET = 10, 123, 125, 91
 
@@ -58,10 +63,12 @@ class JsonDecoder:
         self._schema = pa.schema(
             [pa.field(c.name, c.type.arrow, nullable=c.nullable) for c in stream.columns]
         )
+        self._carriers = {c.name: _carrier(c.type) for c in stream.columns}
         self._parse_options = pj.ParseOptions(
-            explicit_schema=pa.schema([pa.field(c.name, _carrier(c.type)) for c in stream.columns]),
+            explicit_schema=pa.schema(list(self._carriers.items())),
             unexpected_field_behavior="ignore",
         )
+        self._cuts_left_out = 0
 
     def decode(self, records: Sequence[bytes]) -> Decoded:
         """`records` hold no newline. Every record is either in a batch or rejected."""
@@ -73,6 +80,42 @@ class JsonDecoder:
     def decode_lines(self, lines: bytes, count: int) -> pa.RecordBatch | None:
         """All records of newline-separated `lines` (without a last newline) as one batch; None
         if it is not certain that each of the `count` lines is acceptable."""
+        carried = self._cut(lines, count) or self._parsed(lines, count)
+        if carried is None:
+            return None
+        arrays = []
+        for column, array in zip(self._columns, carried, strict=True):
+            if array.null_count and not column.nullable:
+                return None
+            converted = _from_carrier(array, column.type)
+            if converted is None:
+                return None
+            arrays.append(converted)
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _cut(self, lines: bytes, count: int) -> Sequence[pa.Array] | None:
+        """The columns as their carriers, if the lines are all written alike."""
+        if count < LINES_CUT_MIN:
+            return None
+        if self._cuts_left_out:
+            self._cuts_left_out -= 1
+            return None
+        newlines = np.flatnonzero(np.frombuffer(lines, dtype=np.uint8) == _NEWLINE)
+        if len(newlines) != count - 1 or self._longest(lines, newlines) > self._line_bytes_max:
+            return None
+        if not lines.isascii() and not _is_utf8(lines):
+            return None
+        columns = cut_columns(lines, newlines, self._carriers)
+        if columns is None:
+            self._cuts_left_out = CUTS_LEFT_OUT
+            return None
+        return [
+            columns[name] if name in columns else pa.nulls(count, carrier)
+            for name, carrier in self._carriers.items()
+        ]
+
+    def _parsed(self, lines: bytes, count: int) -> Sequence[pa.Array] | None:
+        """The same by pyarrow's parser, for lines of any shape."""
         if not self._is_framed(lines, count):
             return None
         try:
@@ -83,17 +126,8 @@ class JsonDecoder:
             ).read_next_batch()
         except (pa.ArrowException, StopIteration):
             return None
-        if parsed.num_rows != count:
-            return None
-        arrays = []
-        for column, array in zip(self._columns, parsed.columns, strict=True):
-            if array.null_count and not column.nullable:
-                return None
-            converted = _from_carrier(array, column.type)
-            if converted is None:
-                return None
-            arrays.append(converted)
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        columns: Sequence[pa.Array] = parsed.columns
+        return columns if parsed.num_rows == count else None
 
     def _decode_range(
         self, records: Sequence[bytes], start: int, end: int, decoded: Decoded
@@ -147,15 +181,18 @@ class JsonDecoder:
             return False
         if (octets[newlines + 1] != _OPEN).any() or (octets[newlines - 1] != _CLOSE).any():
             return False
-        edges = np.concatenate(([-1], newlines, [len(lines)]))
-        if np.diff(edges).max() > self._line_bytes_max + 1:
+        if self._longest(lines, newlines) > self._line_bytes_max:
             return False
         is_open = octets == _OPEN
         if np.count_nonzero(is_open) == count and b"[" not in lines:
             return True
         opens = np.flatnonzero(is_open | (octets == _BRACKET))
+        edges = np.concatenate(([0], newlines, [len(lines)]))
         per_line = np.diff(np.searchsorted(opens, edges))
         return bool(per_line.max() <= self._nesting_max)
+
+    def _longest(self, lines: bytes, newlines: npt.NDArray[np.int64]) -> int:
+        return int(np.diff(np.concatenate(([-1], newlines, [len(lines)]))).max()) - 1
 
 
 def _may_hold_not_finite(lines: bytes) -> bool:

@@ -178,6 +178,36 @@ def test_unreachable_says_what_is_not_durable() -> None:
         client.send("payments", {"n": 1})
 
 
+def test_a_failed_flush_is_not_hidden_by_the_end_of_the_with() -> None:
+    def flush() -> None:
+        with Client("http://127.0.0.1:1") as client:
+            client.send("payments", {"n": 1})
+            client.flush(0.5)
+
+    async def flush_async() -> None:
+        async with AsyncClient("http://127.0.0.1:1") as client:
+            await client.send("payments", {"n": 1})
+            await client.flush(0.5)
+
+    for run in (flush, lambda: asyncio.run(flush_async())):
+        began = time.monotonic()
+        with pytest.raises(UnreachableError, match=r"after 0\.5 s: 1 of stream") as raised:
+            run()
+        assert "after 1 s: 1 of stream payments" in raised.value.__notes__[0]
+        assert time.monotonic() - began < 5
+
+
+def test_what_was_sent_before_a_failure_is_still_stored(ledger: Any, url: str) -> None:
+    def fail() -> None:
+        with Client(url) as client:
+            client.send("payments", {"n": 1})
+            raise ValueError("the caller's own")
+
+    with pytest.raises(ValueError, match="the caller's own"):
+        fail()
+    assert _numbers(ledger, "payments") == [1]
+
+
 @pytest.mark.parametrize(
     "limits", [Limits(buffer_events_max=5), Limits(buffer_bytes_max=40)], ids=["events", "bytes"]
 )

@@ -18,6 +18,7 @@ from headrace.client.following import Follower
 from headrace.client.outbox import Counts, Limits, Quarantined, Refused
 from headrace.client.result import Change, Result
 from headrace.client.task_sender import TaskSender
+from headrace.model.errors import HeadraceError
 
 __all__ = ["AsyncClient"]
 
@@ -230,4 +231,9 @@ class AsyncClient:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.close()
+        try:
+            await self.close(self._connection.close_seconds(error))
+        except HeadraceError as another:
+            if error is None:
+                raise
+            error.add_note(f"closing the client: {another}")

@@ -23,6 +23,8 @@ __all__ = ["Callbacks", "Connection", "Trying"]
 _log = logging.getLogger("headrace.client")
 
 CONNECT_SECONDS_MAX = 5.0
+CLOSE_SECONDS_MAX = 30.0
+CLOSE_UNREACHED_SECONDS_MAX = 1.0
 SILENCE_SECONDS_MAX = 45.0  # three heartbeats of a subscription
 
 
@@ -61,6 +63,12 @@ class Connection:
             epoch,
             os.getpid(),
         )
+
+    def close_seconds(self, error: BaseException | None) -> float:
+        """How long to flush at the end of a `with` that `error` ends: whoever has just waited in
+        vain is not made to wait as long again."""
+        is_away = isinstance(error, UnreachableError)
+        return CLOSE_UNREACHED_SECONDS_MAX if is_away else CLOSE_SECONDS_MAX
 
     def check_process(self) -> None:
         """Raises ClientError in a forked child: threads and sockets stay with the parent, and two

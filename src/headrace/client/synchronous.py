@@ -17,6 +17,7 @@ from headrace.client.following import Follower
 from headrace.client.outbox import Counts, Limits, Quarantined, Refused
 from headrace.client.result import Change, Result
 from headrace.client.thread_sender import ThreadSender
+from headrace.model.errors import HeadraceError
 
 __all__ = ["Client"]
 
@@ -220,4 +221,9 @@ class Client:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        try:
+            self.close(self._connection.close_seconds(error))
+        except HeadraceError as another:
+            if error is None:
+                raise
+            error.add_note(f"closing the client: {another}")

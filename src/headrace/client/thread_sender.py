@@ -107,9 +107,10 @@ class ThreadSender:
                 self._work.notify_all()
                 self._progress.notify_all()
             self._http.close()
+            ends_at = time.monotonic() + min(timeout_seconds, JOIN_SECONDS_MAX)
             for thread in self._threads:
                 if thread is not threading.current_thread():
-                    thread.join(JOIN_SECONDS_MAX)
+                    thread.join(max(0.0, ends_at - time.monotonic()))
             atexit.unregister(self._close_at_exit)
 
     def _check_usable(self) -> None:

@@ -13,6 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.compile import load_project
+from headrace.log.embedded import open_writer
+from headrace.model.settings import load_settings
+
 pytestmark = pytest.mark.contract
 WAIT_SECONDS_MAX = 20
 
@@ -144,6 +148,35 @@ def test_a_users_mistake_is_not_tried_again(tmp_path: Path) -> None:
     run.said()
     assert run.process.returncode == 2
     assert len(run.pids("gateway")) == 1
+
+
+def test_what_a_process_says_at_its_end_is_shown_before_the_end(tmp_path: Path) -> None:
+    words = "note('started'); print('no such column\\n' * 2_000 + 'last word'); sys.exit(2)"
+    lines = Run(tmp_path, words, STAY).said().splitlines()
+    reported = lines.index("up      │ the gateway ended with code 2: see its message above")
+    assert lines.index("gateway │ last word") < reported
+
+
+def test_changed_columns_are_a_mistake_that_is_not_tried_again(tmp_path: Path) -> None:
+    project = tmp_path / "shop"
+    project.mkdir()
+    (project / "headrace.toml").write_text("[gateway]\nport = 0\n")
+    (project / "streams.sql").write_text("CREATE STREAM notes (text STRING NOT NULL);")
+    settings = load_settings(project, {})
+    open_writer(
+        settings.log_directory, load_project(project).streams, settings.log, settings.gateway
+    ).close()
+    (project / "streams.sql").write_text("CREATE STREAM notes (text BIGINT NOT NULL);")
+    ended = subprocess.run(
+        [sys.executable, "-m", "headrace.cli.child", "gateway", str(project)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        start_new_session=True,
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert "stream notes changed while the log holds its events" in ended.stderr
 
 
 def test_one_that_will_not_end_is_killed(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from headrace.model.errors import (
     DefinitionError,
     DefinitionErrors,
     HeadraceError,
+    JavaMissingError,
+    Location,
     RefusedError,
     RequestError,
     SettingsError,
@@ -31,6 +33,8 @@ def exit_code(error: HeadraceError) -> int:
             return UNREACHABLE
         case RefusedError(status=status) | RequestError(status=status):
             return UNREACHABLE if status >= 500 else MISTAKE
+        case HeadraceError(location=Location()) | JavaMissingError():
+            return MISTAKE  # what points at a definition is about that definition
         case DefinitionError() | DefinitionErrors() | SettingsError() | ClientError():
             return MISTAKE
         case _:

@@ -37,6 +37,7 @@ FAILURES_BEFORE_READY_MAX = 5
 STOP_SECONDS_MAX = 30.0
 LINE_BYTES_MAX = 64 * 1024
 LINES_KEPT_MAX = 40
+LAST_LINES_SECONDS_MAX = 1.0
 READY_PROBE_SECONDS = 0.2
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -46,6 +47,7 @@ class _Child:
     name: str
     command: tuple[str, ...]
     process: subprocess.Popen[bytes] | None = None
+    pump: threading.Thread | None = None
     started: float = 0.0
     failures: int = 0
     start_again_at: float = 0.0
@@ -126,6 +128,8 @@ class Supervisor:
         assert child.process is not None
         code = child.process.returncode
         self._kill_group(child)
+        if child.pump is not None:
+            child.pump.join(LAST_LINES_SECONDS_MAX)  # what is said about its end comes after
         child.process = None
         child.failures = 1 if now - child.started > SETTLED_SECONDS else child.failures + 1
         said = f"ended by signal {-code}" if code < 0 else f"ended with code {code}"
@@ -153,9 +157,10 @@ class Supervisor:
             process_group=0,
         )
         assert child.process.stdout is not None
-        threading.Thread(
+        child.pump = threading.Thread(
             target=self._pump, args=(child, child.process.stdout), name=child.name, daemon=True
-        ).start()
+        )
+        child.pump.start()
 
     def _pump(self, child: _Child, lines: IO[bytes]) -> None:
         """Pass a child's output on, line by line; a longer line than the maximum is cut in two."""

@@ -258,6 +258,25 @@ def test_a_bad_record_does_not_take_its_neighbours_with_it(
     assert base64.b64decode(by_position[301]["raw_base64"]) == bad[301][0]
 
 
+def test_reasons_say_what_to_do(shared_gateway: Any, make_transaction: Transaction) -> None:
+    event = make_transaction(1)
+    event["Amount"] = event.pop("amount")
+    reason = shared_gateway.send(event).json()["errors"][0]["reason"]
+    assert reason == (
+        "column amount DECIMAL(18,2) NOT NULL: is missing; there is a field Amount: "
+        "names are matched exactly"
+    )
+    del event["Amount"]
+    reason = shared_gateway.send(event).json()["errors"][0]["reason"]
+    assert reason == "column amount DECIMAL(18,2) NOT NULL: is missing"
+    glued = json.dumps(make_transaction(1)).encode() * 3
+    (error,) = shared_gateway.send(glued).json()["errors"]
+    assert error["reason"].startswith("not JSON: Extra data at character ")
+    assert "--data-binary" in error["reason"]
+    (error,) = shared_gateway.send(b'{"id":"1"} x').json()["errors"]
+    assert error["reason"] == "not JSON: Extra data at character 11"
+
+
 def test_errors_are_listed_up_to_a_hundred(shared_gateway: Any) -> None:
     answer = shared_gateway.send(b"\n".join([b"x"] * 150)).json()
     assert (answer["accepted"], answer["quarantined"]) == (0, 150)

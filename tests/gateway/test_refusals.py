@@ -90,6 +90,13 @@ REFUSED: dict[str, tuple[bytes, dict[str, str], int, str]] = {
         422,
         "bad-retry-key",
     ),
+    "gzip without its header": (gzip.compress(NOTE), {}, 415, "unsupported-encoding"),
+    "zstd without its header": (
+        pa.Codec("zstd").compress(NOTE, asbytes=True),
+        {"content-type": "application/x-ndjson"},
+        415,
+        "unsupported-encoding",
+    ),
     "both keys": (
         NOTE,
         {"headrace-producer": "p", "headrace-sequence": "1", "idempotency-key": "k"},
@@ -112,6 +119,13 @@ def test_refused_whole(small: Any, what: str) -> None:
     assert problem["title"]
     assert problem["detail"]
     assert small.stored("notes") == []
+
+
+def test_the_hint_names_the_missing_content_encoding(shared_gateway: Any) -> None:
+    dead = shared_gateway.counts("notes")["dead"]
+    answer = shared_gateway.send(gzip.compress(b"\n".join([NOTE] * 50)), "notes")
+    assert answer.json()["hint"] == "set the header Content-Encoding: gzip"
+    assert shared_gateway.counts("notes")["dead"] == dead
 
 
 def test_a_chunked_body_is_cut_at_the_bound(small: Any) -> None:

@@ -19,6 +19,7 @@ __all__ = [
     "BodyKind",
     "body_kind",
     "check_encoding",
+    "check_not_compressed",
     "frame_records",
     "inflate",
 ]
@@ -27,6 +28,7 @@ GZIP_MEMBERS_MAX = 10_000
 _CHUNK_BYTES = 256 * 1024
 _MEMBER_BYTES_FIRST = 4 * 1024
 _ENCODINGS = ("identity", "gzip", "zstd")
+_MAGIC = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")  # how gzip and zstd begin, and no JSON or Arrow does
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _WHITESPACE = b" \t\r\n"
 
@@ -98,6 +100,18 @@ def check_encoding(encoding: str | None) -> str:
             hint="send gzip, zstd or no encoding",
         )
     return name
+
+
+def check_not_compressed(body: bytes) -> None:
+    """Raises RequestError 415 for a body that no header said was compressed."""
+    if body.startswith(_MAGIC):
+        name = "gzip" if body.startswith(_MAGIC[0]) else "zstd"
+        raise RequestError(
+            415,
+            "unsupported-encoding",
+            f"the body is compressed with {name}, and Content-Encoding does not say so",
+            hint=f"set the header Content-Encoding: {name}",
+        )
 
 
 def inflate(body: bytes, encoding: str, bytes_max: int) -> bytes:

@@ -136,7 +136,9 @@ class RecordDecoder:
         except UnicodeDecodeError as error:
             raise RecordError(f"not UTF-8 at byte {error.start}") from None
         except json.JSONDecodeError as error:
-            raise RecordError(f"not JSON: {error.msg} at character {error.pos}") from None
+            raise RecordError(
+                f"not JSON: {error.msg} at character {error.pos}{_why_extra(error)}"
+            ) from None
         if not isinstance(parsed, _Object):
             raise RecordError(f"expected a JSON object, got {_shown(parsed)}")
         return parsed
@@ -159,9 +161,22 @@ class RecordDecoder:
                     raise RecordError(f"column {name} {self._types[index]}: {error}") from None
         for index, name in self._required:
             if values[index] is None:
-                given = "is null" if index in seen else "is missing"
+                given = "is null" if index in seen else f"is missing{_spelled(name, parsed)}"
                 raise RecordError(f"column {name} {self._types[index]} NOT NULL: {given}")
         return values
+
+
+def _why_extra(error: json.JSONDecodeError) -> str:
+    if not error.msg.startswith("Extra data") or not error.doc.startswith("{", error.pos):
+        return ""
+    return ": a second object on the line; curl -d joins lines, --data-binary keeps them"
+
+
+def _spelled(name: str, parsed: _Object) -> str:
+    for given, _ in parsed:
+        if given.lower() == name.lower():
+            return f"; there is a field {given}: names are matched exactly"
+    return ""
 
 
 def _shown(value: Any) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from headrace.gateway.bodies import BodyKind, frame_records, inflate
+from headrace.gateway.bodies import BodyKind, check_not_compressed, frame_records, inflate
 from headrace.gateway.cloudevents import frame_cloudevents, with_event_time
 from headrace.gateway.decode_arrow import ArrowDecoder
 from headrace.gateway.decode_json import RECORDS_ONE_BY_ONE_MAX, JsonDecoder
@@ -148,6 +148,7 @@ class StreamDecoder:
         total = 0
         for request, inflated in requests:
             try:
+                check_not_compressed(inflated)
                 if request.kind is BodyKind.ARROW:
                     total += self._add_arrow(rows, request, inflated, total)
                     continue

@@ -320,3 +320,36 @@ def test_the_server_starts_again_after_a_stop(shop: Any) -> None:
     shop.tick(income=[("a", "1.00")])
     shop.restart_server()
     assert shop.http.get("/v1/views/income").json()["freshness"]["tick"] == 1
+
+
+def test_reads_while_views_are_rebuilt_are_answered_or_put_off(shop: Any) -> None:
+    shop.tick(income=[("ann", "1.00")])
+    statuses: set[tuple[int, str | None]] = set()
+    ended = threading.Event()
+
+    def read() -> None:
+        with shop.client() as http:
+            while not ended.is_set():
+                for answer in (
+                    http.get("/v1/views/income"),
+                    http.get("/v1/views/income/deadletters"),
+                    http.post("/v1/sql", json={"sql": "SELECT * FROM income"}),
+                ):
+                    statuses.add((answer.status_code, answer.headers.get("retry-after")))
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(150):
+        shop.rebuild("income")
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert statuses <= {(200, None), (503, "1")}
+    shop.store.drop_view("income")
+    for answer in (
+        shop.http.get("/v1/views/income"),
+        shop.http.post("/v1/sql", json={"sql": "SELECT * FROM income"}),
+    ):
+        assert answer.status_code == 503
+        assert "being rebuilt" in answer.json()["detail"]

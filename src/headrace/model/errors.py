@@ -192,13 +192,17 @@ class ChangesExpiredError(StoreError):
 
 
 class QueryError(StoreError):
-    """`status` is the HTTP status: 400 wrong, 408 too long, 413 too large, 503 interrupted."""
+    """`status` is the HTTP status: 400 wrong, 408 too long, 413 too large, 503 interrupted.
+    `view` is the name that no view has, where that is what is wrong."""
 
     code = "query"
 
-    def __init__(self, message: str, *, hint: str = "", status: int = 400) -> None:
+    def __init__(
+        self, message: str, *, hint: str = "", status: int = 400, view: str | None = None
+    ) -> None:
         super().__init__(message, hint=hint)
         self.status = status
+        self.view = view
 
 
 class EngineError(HeadraceError):

@@ -128,5 +128,6 @@ def _position(services: Services, view: str, asked: int | None) -> int:
             f"tick {asked} is not in this store, whose last is {last_tick}",
             hint="read the view again and go on after the tick of that answer",
         )
-    services.store.changes(view, asked, 1)
+    with services.reading(view):
+        services.store.changes(view, asked, 1)
     return asked

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from headrace.model.errors import QueryError, RequestError
@@ -57,11 +58,14 @@ class Services:
 
     def view_name(self, name: str) -> str:
         """The view's own spelling of its name. Blocking. Raises RequestError: 404 for a view that
-        does not exist, 409 for one whose definition changed under its state."""
+        does not exist, 409 for one whose definition changed under its state, 503 while it is
+        being rebuilt."""
         stored = self.store.catalog()
         catalog = {view: e for view, e in stored.items() if e.status.state != "removed"}
         known = {view.lower(): view for view in catalog}
         own = known.get(name.lower())
+        if own is None and self._is_defined(name):
+            raise _rebuilding(name)
         if own is None:
             raise RequestError(
                 404,
@@ -70,8 +74,11 @@ class Services:
                 hint=f"views are {', '.join(sorted(catalog))}" if catalog else "define one first",
             )
         try:
-            self.store.describe(own)
+            with self.reading(own):
+                self.store.describe(own)
         except QueryError as error:
+            if error.status == 503:
+                raise
             raise RequestError(
                 409,
                 "view-closed",
@@ -79,6 +86,29 @@ class Services:
                 hint=f"headrace rebuild {own} fills it again from the log",
             ) from error
         return own
+
+    def _is_defined(self, name: str) -> bool:
+        return name.lower() in {view.lower() for view in self.control.status().views}
+
+    @contextmanager
+    def reading(self, view: str) -> Iterator[None]:
+        """Between the two steps of a rebuild the store has no such view: QueryError (503)."""
+        try:
+            yield
+        except QueryError as error:
+            if error.status == 404:
+                raise _rebuilding(view) from error
+            raise
+
+    @contextmanager
+    def querying(self) -> Iterator[None]:
+        """The same for views that SQL names."""
+        try:
+            yield
+        except QueryError as error:
+            if error.view is not None and self._is_defined(error.view):
+                raise _rebuilding(error.view) from error
+            raise
 
     def progress(self, views: Iterable[str]) -> Progress:
         """The least complete of the views decides; one without a watermark leaves it unknown."""
@@ -92,3 +122,7 @@ class Services:
         """Every view whose name is a word of the text: all that it reads, at times more."""
         words = {word.lower() for word in _WORD.findall(sql)}
         return [view for view in self.store.catalog() if view.lower() in words]
+
+
+def _rebuilding(view: str) -> QueryError:
+    return QueryError(f"view {view} is being rebuilt", hint="try again shortly", status=503)

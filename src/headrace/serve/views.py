@@ -63,9 +63,10 @@ async def read_view(services: Services, request: Request, name: str) -> Response
     def read() -> Response:
         view = services.view_name(name)
         progress = services.progress([view])
-        page = services.store.read_view(
-            view, asked.filters, asked.order_by, asked.limit, asked.cursor
-        )
+        with services.reading(view):
+            page = services.store.read_view(
+                view, asked.filters, asked.order_by, asked.limit, asked.cursor
+            )
         table: pa.Table = page.table
         freshness = progress.at(page.freshness)
         return encode(
@@ -132,7 +133,8 @@ async def list_dead_letters(services: Services, request: Request, name: str) -> 
 
     def read() -> bytes:
         view = services.view_name(name)
-        letters = services.store.dead_letters(view, limit)
+        with services.reading(view):
+            letters = services.store.dead_letters(view, limit)
         return msgspec.json.encode({"deadletters": letters})
 
     return json_response(await services.reads.run(read))
@@ -144,7 +146,8 @@ async def run_sql(services: Services, request: Request, name: str) -> Response:
 
     def run() -> Response:
         progress = services.progress(services.views_named_in(sql))
-        result = services.store.query(sql)
+        with services.querying():
+            result = services.store.query(sql)
         answer = Answer(result.schema, _closing(result), progress.at(result.freshness))
         return encode(answer, media_type)
 

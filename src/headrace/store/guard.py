@@ -97,7 +97,7 @@ def _check_view(path: list[str], views: Mapping[str, str]) -> None:
     listed = f"views are {', '.join(sorted(views)) or 'none yet'}"
     if name.lower() in {stream.lower() for stream in views.values()}:
         raise QueryError(f"{name} is a stream, which cannot be queried", hint=listed)
-    raise QueryError(f"there is no view {'.'.join(path)!r}", hint=listed)
+    raise QueryError(f"there is no view {'.'.join(path)!r}", hint=listed, view=name)
 
 
 def _plain(name: object) -> str:

@@ -61,10 +61,12 @@ $(BIN)/python:
 	exit 1
 
 # pyspark comes as source only: it is built with the locked setuptools, not with whatever is newest.
+# Compiling is done once and on all cores: without it each start of a process takes a second longer.
 $(VENV)/.installed: $(BIN)/python requirements-build.lock requirements.lock pyproject.toml
 	$(PIP) install --quiet --require-hashes --only-binary :all: -r requirements-build.lock
 	$(PIP) install --quiet --require-hashes --no-build-isolation --no-compile -r requirements.lock
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib src
 	@touch $@
 
 $(VENV)/.developed: $(VENV)/.installed requirements-dev.lock

@@ -206,10 +206,34 @@ def test_nested_and_rare_values_in_json() -> None:
         "nothing": None,
         "nanoseconds": "1970-01-01T00:00:01.000000001Z",
         "seconds": "1970-01-01T00:00:01.000000Z",
-        "elapsed": "0:00:01",
+        "elapsed": "PT1S",
     }
     fields = next(csv.reader(_encode(table, CSV).decode().split("\r\n")[1:]))
     assert fields[:2] == ['["1.50",null]', json.dumps(row["struct"], separators=(",", ":"))]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ((0, 0, 3 * 10**9), "PT3S"),
+        ((0, 0, 0), "PT0S"),
+        ((14, 3, 14_706_789_000_000), "P1Y2M3DT4H5M6.789S"),
+        ((0, 0, -5_400 * 10**9), "PT-1H-30M"),
+        ((1, -2, 1), "P1M-2DT0.000000001S"),
+        ((-12, 0, 0), "P-1Y"),
+        ((0, 0, -500_000_000), "PT-0.5S"),
+        ((0, 40, 0), "P40D"),
+    ],
+)
+def test_intervals_are_iso_8601_durations(value: tuple[int, int, int], text: str) -> None:
+    kind = pa.month_day_nano_interval()
+    intervals = [pa.MonthDayNano(value), None]
+    table = pa.table(
+        {"one": pa.array(intervals, kind), "all": pa.array([intervals, None], pa.list_(kind))}
+    )
+    rows = json.loads(_encode(table, JSON))["rows"]
+    assert rows == [{"one": text, "all": [text, None]}, {"one": None, "all": None}]
+    assert _encode(table.select(["one"]), CSV).decode() == f"one\r\n{text}\r\n\r\n"
 
 
 def test_large_answers_are_written_in_pieces() -> None:

@@ -38,6 +38,31 @@ def _datetime_text(value: datetime) -> str:
     return f"{text}{nanosecond:03d}Z" if nanosecond and len(text) == 26 else f"{text}Z"
 
 
+def _duration_text(value: Any) -> str:
+    """ISO 8601, each part with its own sign (P1M-2DT-3H): a month has no fixed number of days."""
+    if isinstance(value, timedelta):
+        months, days, seconds = 0, 0, value // timedelta(microseconds=1) * 1_000
+    else:
+        months, days, seconds = value.months, value.days, value.nanoseconds
+    parts = [*_parts(months, (12, "Y"), (1, "M")), *_parts(days, (1, "D"))]
+    parts += ["T", *_parts(seconds, (3_600 * 10**9, "H"), (60 * 10**9, "M"))]
+    whole, rest = divmod(abs(seconds) % (60 * 10**9), 10**9)
+    if whole or rest:
+        fraction = f".{rest:09d}".rstrip("0").rstrip(".")
+        parts.append(f"{'-' if seconds < 0 else ''}{whole}{fraction}S")
+    text = "P" + "".join(parts)
+    return "PT0S" if text == "PT" else text.removesuffix("T")
+
+
+def _parts(value: int, *units: tuple[int, str]) -> list[str]:
+    found, left = [], abs(value)
+    for size, letter in units:
+        count, left = divmod(left, size)
+        if count:
+            found.append(f"{'-' if value < 0 else ''}{count}{letter}")
+    return found
+
+
 def _plain(column: pa.Array) -> pa.Array:
     """Without dictionaries and extension types, which only change how values are stored."""
     if isinstance(column, pa.ExtensionArray):
@@ -99,6 +124,9 @@ def _unquoted(column: pa.Array) -> pa.Array | None:
         return _binary_text(column)
     if pa.types.is_fixed_size_binary(kind):
         return _binary_text(column)
+    if pa.types.is_interval(kind) or pa.types.is_duration(kind):
+        values = [None if value is None else _duration_text(value) for value in column.to_pylist()]
+        return pa.array(values, pa.string())
     return None
 
 
@@ -176,6 +204,8 @@ def _json_value(value: Any, kind: pa.DataType) -> Any:
         return base64.b64encode(value).decode()
     if isinstance(value, UUID):
         return str(value)
+    if isinstance(value, timedelta | pa.MonthDayNano):
+        return _duration_text(value)
     if isinstance(value, dict):
         return {name: _json_value(item, kind.field(name).type) for name, item in value.items()}
     if pa.types.is_map(kind):

@@ -116,6 +116,14 @@ def test_dead_letters_are_listed_repaired_and_discarded(
     repaired.write_bytes((up.folder / "events.ndjson").read_bytes().splitlines()[0] + b"\n")
     again = ("deadletters", "resubmit", numbers[0], "--repaired", repaired, *where, "--json")
     assert headrace(*again).document["accepted"] == 1
+    gone = headrace(*again)
+    assert gone.code == 1
+    assert gone.document["errors"] == [{"number": numbers[0], "reason": "no such dead letter"}]
+    bad = headrace("deadletters", "resubmit", numbers[1], *where)
+    assert bad.code == 1
+    assert f"  {numbers[1]}: not JSON" in bad.out
+    missing = headrace("deadletters", "discard", 99_999, *where)
+    assert (missing.code, missing.out) == (1, "discarded 0\n  99999: no such dead letter\n")
     assert headrace("deadletters", "discard", numbers[1], *where).code == 0
     assert "no dead letters" in headrace("deadletters", "list", *where).out
     assert "no dead letters" in headrace("deadletters", "list", "--view", "income", *where).out

@@ -59,8 +59,11 @@ def test_resubmit_repaired_and_discard(make_gateway: Callable[..., Any]) -> None
     assert texts == ["also", "fine", "repaired"]
 
     assert gateway.client.post("/v1/deadletters/discard", json={"numbers": [third]}).json() == {
-        "discarded": 1
+        "discarded": 1,
+        "missing": [],
     }
+    gone = gateway.client.post("/v1/deadletters/discard", json={"numbers": [99_999, third, 999]})
+    assert gone.json() == {"discarded": 0, "missing": [third, 999, 99_999]}
     assert [letter["stream"] for letter in letters(gateway)] == ["transactions"]
     gateway.kill()
     gateway.start()

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import typer
 
+from headrace.cli import exits
 from headrace.cli.calls import resolve
 from headrace.cli.options import AsJson, ProjectFolder, ServerToken, ServerUrl
 from headrace.cli.output import print_json, print_table
@@ -77,10 +78,12 @@ def resubmit(
     answer = resolve(project, url, token).post("/v1/deadletters/resubmit", body)
     if as_json:
         print_json(answer)
-        return
-    print(f"accepted {answer.get('accepted', 0):,}, quarantined {answer.get('quarantined', 0):,}")
-    for fault in answer.get("errors", []):
-        print(f"  position {fault.get('position')}: {fault.get('reason')}")
+    else:
+        print(f"accepted {answer['accepted']:,}, not accepted {answer['quarantined']:,}")
+        for fault in answer["errors"]:
+            print(f"  {fault['number']}: {fault['reason']}")
+    if answer["errors"]:
+        raise typer.Exit(exits.CHECK_FAILED)
 
 
 @app.command()
@@ -95,8 +98,12 @@ def discard(
     answer = resolve(project, url, token).post("/v1/deadletters/discard", {"numbers": numbers})
     if as_json:
         print_json(answer)
-        return
-    print(f"discarded {answer.get('discarded', len(numbers)):,}")
+    else:
+        print(f"discarded {answer['discarded']:,}")
+        for number in answer["missing"]:
+            print(f"  {number}: no such dead letter")
+    if answer["missing"]:
+        raise typer.Exit(exits.CHECK_FAILED)
 
 
 def _shown(letter: dict[str, Any], name: str) -> Any:

@@ -112,10 +112,11 @@ class DeadLetters:
         wanted = _decoded(body, _Discarding)
 
         def job(writer: LogWriter) -> dict[str, Any]:
-            known = [n for n in dict.fromkeys(wanted.numbers) if self._letter(n) is not None]
+            numbers = list(dict.fromkeys(wanted.numbers))
+            known = [number for number in numbers if self._letter(number) is not None]
             if known:
                 writer.resolve_dead_letters(known)
-            return {"discarded": len(known)}
+            return {"discarded": len(known), "missing": sorted(set(numbers) - set(known))}
 
         return job
 

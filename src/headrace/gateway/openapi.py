@@ -210,8 +210,11 @@ def _dead_letter_paths() -> Json:
                         "Done.",
                         {
                             "type": "object",
-                            "properties": {"discarded": {"type": "integer"}},
-                            "required": ["discarded"],
+                            "properties": {
+                                "discarded": {"type": "integer"},
+                                "missing": {"type": "array", "items": {"type": "integer"}},
+                            },
+                            "required": ["discarded", "missing"],
                         },
                     ),
                     **refusals,

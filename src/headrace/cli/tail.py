@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import math
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from headrace.cli.calls import resolve
 from headrace.cli.options import AsJson, ProjectFolder, ServerToken, ServerUrl
-from headrace.cli.output import cell, say
+from headrace.cli.output import cell
 
 if TYPE_CHECKING:
     from headrace.client import Change
@@ -54,9 +58,27 @@ def _show(change: Change, as_json: bool) -> None:
             "after": change.after,
             "freshness": asdict(change.freshness),
         }
-        print(json.dumps(document, default=str), flush=True)
+        print(json.dumps(_plain(document), default=str), flush=True)
         return
-    say(f"tick {change.tick}")
+    print(f"tick {change.tick}", flush=True)
     for sign, rows in (("-", change.before), ("+", change.after)):
         for row in rows:
-            print(f"{sign} " + "  ".join(f"{n}={cell(v)}" for n, v in row.items()), flush=True)
+            print(
+                f"{sign} " + "  ".join(f"{n}={cell(_plain(v))}" for n, v in row.items()), flush=True
+            )
+
+
+def _plain(value: Any) -> Any:
+    """A value as the server's JSON has it: the client has made it a Python value."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, datetime):
+        moment = value.astimezone(UTC).replace(tzinfo=None)
+        return f"{moment.isoformat(timespec='microseconds')}Z"
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return format(value, "f") if isinstance(value, Decimal) else value

@@ -17,7 +17,7 @@ from bench.shop import write_project
 __all__ = ["check_running", "end_to_end", "wait_for_engine", "wait_for_events"]
 
 SIZE = 1_000
-CONNECTIONS = 4
+CONNECTIONS = 8  # as for the ingest of batches of this size
 RATE_MAX = 600_000  # prepared for
 CATCH_UP_SECONDS_MAX = 300.0
 READY_SECONDS_MAX = 120.0

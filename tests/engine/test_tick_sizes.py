@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from headrace.engine.engine import PACED_ROWS_MIN
 from headrace.engine.prepared import GROW_ROWS_MIN
 from headrace.model.settings import EngineSettings
 
@@ -47,3 +51,40 @@ def test_a_tick_that_fails_is_done_again_at_its_usual_size(
         broken.setattr(plan, "_run", lambda *_: (_ for _ in ()).throw(MemoryError()))
         assert rig.engine.step() is None
     assert rig.engine.step().events == GROW_ROWS_MIN
+
+
+def test_under_heavy_load_the_next_tick_waits_for_more_events_but_not_for_ever(
+    make_rig: Callable[..., Any],
+) -> None:
+    settings = EngineSettings(
+        tick_rows_max=PACED_ROWS_MIN, tick_growth_max=1, pace_milliseconds=4_000
+    )
+    rig = make_rig(f"{STREAM}\n{FEW}", engine=settings)
+    engine = rig.start()
+    few = [{"model": "m", "caller": 1}] * 10
+    many = few * (PACED_ROWS_MIN // 10)
+    running = threading.Thread(target=engine.run)
+    rig.append("calls", many)
+    running.start()
+
+    def wait_for(tick: int) -> None:
+        deadline = time.monotonic() + 60
+        while rig.store.last_tick() < tick:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    try:
+        wait_for(1)
+        rig.append("calls", few)  # too few: they wait for the time
+        wait_for(2)
+        rig.append("calls", many)
+        wait_for(3)
+        rig.append("calls", many)  # enough for a tick: they wait for nothing
+        wait_for(4)
+    finally:
+        engine.stop()
+        running.join()
+    started = sorted(rig.store.ledger(4).column("started_at").cast(pa.int64()).to_pylist())
+    assert started[1] - started[0] >= 4_000_000
+    assert started[3] - started[2] < 4_000_000
+    assert rig.rows("v") == [{"model": "m", "n": 3 * PACED_ROWS_MIN + 10}]

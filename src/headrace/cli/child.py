@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 from headrace.cli import exits
 from headrace.cli.logs import LogFormat, configure
@@ -56,15 +57,25 @@ def main() -> None:
             target=_end_with, args=(int(lifeline),), name="lifeline", daemon=True
         ).start()
     try:
-        sys.exit(_run(name, Path(directory)))
+        code = _run(name, Path(directory))
     except HeadraceError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(exits.exit_code(error))
+        code = exits.exit_code(error)
     except KeyboardInterrupt:
-        sys.exit(exits.INTERRUPTED)
+        code = exits.INTERRUPTED
     except Exception:
         logging.getLogger("headrace").exception("the %s failed", name)  # one record, whole
-        sys.exit(exits.DEFECT)
+        code = exits.DEFECT
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """Everything is closed by now. Taking the interpreter apart as well would only make DuckDB's
+    binding complain, at length, about objects that are still alive."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

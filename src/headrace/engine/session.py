@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.engine.archive import archive_options, build_later
 from headrace.engine.java import Java, find_java, java_home_for_spark
@@ -79,7 +79,18 @@ def start_spark(settings: Settings, java: Java | None = None) -> SparkSession:
     logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
     logging.getLogger("py4j").setLevel(logging.ERROR)
     log.info("starting Spark on Java %s (%s), %s cores", java.version, java.origin, cores)
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    _quieten(spark)
+    return spark
+
+
+def _quieten(spark: SparkSession) -> None:
+    """A task that fails on data is told to the engine, which says so in a line; Spark's own words
+    about it are two Java stacks for every dead letter."""
+    jvm: Any = spark._jvm
+    log4j = jvm.org.apache.logging.log4j
+    for name in ("executor.Executor", "scheduler.TaskSetManager"):
+        log4j.core.config.Configurator.setLevel(f"org.apache.spark.{name}", log4j.Level.OFF)
 
 
 def _class_list(settings: Settings) -> Path:

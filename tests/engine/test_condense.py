@@ -58,3 +58,20 @@ def test_rows_are_the_same_and_what_where_keeps_out_is_not_evaluated(
     assert rig.store.dead_letters(None, 10) == []
     (plan,) = rig.engine._ticker._plans.values()
     assert (plan._runs_direct > 0) == condensing_stops
+
+
+def test_small_ticks_never_wait_for_another_plan(make_rig: Callable[..., Any]) -> None:
+    """Planning anew takes a second, which nobody who waits for a small tick should lose."""
+    rig = make_rig(
+        "CREATE STREAM calls (caller BIGINT NOT NULL, model BIGINT NOT NULL);"
+        "CREATE MATERIALIZED VIEW a AS SELECT caller, count(*) AS n FROM calls GROUP BY caller;"
+        "CREATE MATERIALIZED VIEW b AS SELECT model, count(*) AS n FROM calls GROUP BY model;"
+    )
+    rig.start()
+    for _ in range(3):
+        rig.append("calls", [{"caller": number, "model": -number} for number in range(5_000)])
+        rig.settle()
+    (plan,) = rig.engine._ticker._plans.values()
+    assert plan._condensing is not None
+    assert not plan._direct._frames
+    assert {row["n"] for row in rig.rows("a")} == {3}

@@ -33,7 +33,7 @@ __all__ = ["PartialTables", "PreparedPlan", "split_ranges"]
 
 PartialTables = dict[tuple[str, str | None], pa.Table]
 LANE_ROWS_MIN = 30_000  # below this a second lane costs more than it saves
-CONDENSE_ROWS_MIN = 1_000  # fewer say nothing about how much condensing leaves
+CONDENSE_ROWS_MIN = 30_000  # planning the other way takes a second: too long for small ticks
 CONDENSED_SHARE_MAX = 0.3  # of the events; with more left it does not pay
 CONDENSE_AGAIN_RUNS = 256  # then it is tried once more
 GROW_ROWS_MIN = 30_000  # fewer say nothing about the keys in many

@@ -21,6 +21,13 @@ _CLOCKS = (
     "unix_timestamp",
 )
 
+# What other stream processors call it, and how it is written here.
+_ELSEWHERE = {
+    "tumble": "write GROUP BY window(event_time, '10 seconds')",
+    "hop": "write GROUP BY window(event_time, '10 seconds', '2 seconds')",
+    "session": "sessions are not in this version; window(event_time, '…') is",
+}
+
 
 def check_functions(draft: ViewDraft) -> None:
     roots = [*(node for _, node, _ in draft.outputs), draft.where, *draft.keys, draft.having]
@@ -67,7 +74,8 @@ def _is_clock(draft: ViewDraft, column: exp.Column) -> bool:
 def _check_kind(draft: ViewDraft, node: exp.Expr, name: str) -> None:
     kind = kind_of(name)
     if kind is None:
-        hint = closest(name, functions()) or "functions are those of Spark SQL 4.3"
+        known = closest(name, functions()) or "functions are those of Spark SQL 4.3"
+        hint = _ELSEWHERE.get(name, known)
         draft.fault(node, f"function {name}() does not exist", hint)
     elif name in _CLOCKS and (name != "unix_timestamp" or not node.expressions):
         draft.fault(

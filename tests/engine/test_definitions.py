@@ -32,11 +32,21 @@ def event(key: str = "x", value: int = 1, octets: bytes = b"", seconds: int = 0)
     return {"k": key, "v": value, "b": octets, "at": EPOCH + dt.timedelta(seconds=seconds)}
 
 
+def take(rig: Any, events: list[dict[str, Any]]) -> None:
+    rig.append("t", events)
+    rig.settle()
+
+
+def restart(rig: Any, sql: str) -> None:
+    rig.stop()
+    rig.redefine(sql)
+    rig.start()
+
+
 def test_views_defined_alike_are_right_when_another_one_fails(make_rig: Callable[..., Any]) -> None:
     rig = make_rig(STREAM + A + TWIN + FAILING)
     rig.start()
-    rig.append("t", [event(), event(value=0), event("y")])
-    rig.settle()
+    take(rig, [event(), event(value=0), event("y")])
     assert sorted(map(str, rig.rows("a"))) == sorted(map(str, rig.rows("twin")))
     assert {row["k"]: row["n"] for row in rig.rows("twin")} == {"x": 2, "y": 1}
     assert {row["k"]: row["s"] for row in rig.rows("f")} == {"x": 1.0, "y": 1.0}
@@ -48,10 +58,8 @@ def test_bytes_that_are_no_text_are_the_dead_letter_of_their_event(
 ) -> None:
     rig = make_rig(STREAM + A + TEXTS)
     rig.start()
-    rig.append("t", [event(octets=b"fine")])
-    rig.settle()
-    rig.append("t", [event(octets=b"good"), event(octets=b"\xff\xfe"), event(octets=b"good")])
-    rig.settle()
+    take(rig, [event(octets=b"fine")])
+    take(rig, [event(octets=b"good"), event(octets=b"\xff\xfe"), event(octets=b"good")])
     rig.store.checkpoint()
     rig.lose_store()
     rig.start()
@@ -67,21 +75,15 @@ def test_a_view_no_longer_defined_is_closed_and_goes_on_when_it_comes_back(
 ) -> None:
     rig = make_rig(STREAM + A + B)
     rig.start()
-    rig.append("t", [event()])
-    rig.settle()
-    rig.stop()
-    rig.redefine(STREAM + A)
-    rig.start()
-    rig.append("t", [event()])
-    rig.settle()
+    take(rig, [event()])
+    restart(rig, STREAM + A)
+    take(rig, [event()])
     with pytest.raises(QueryError, match="no longer defined"):
         rig.rows("b")
     with pytest.raises(QueryError):
         rig.store.query("SELECT * FROM b")
     assert rig.rows("a") == [{"k": "x", "n": 2}]
-    rig.stop()
-    rig.redefine(STREAM + A + B)
-    rig.start()
+    restart(rig, STREAM + A + B)
     rig.settle()
     assert rig.rows("b") == [{"k": "x", "s": 2}]
     assert len(list(rig.store.query("SELECT * FROM b").batches)) == 1
@@ -92,22 +94,15 @@ def test_a_view_that_the_log_has_passed_is_refused_and_the_others_run(
 ) -> None:
     rig = make_rig(STREAM + A + B)
     rig.start()
-    rig.append("t", [event()])
-    rig.settle()
-    rig.stop()
-    rig.redefine(STREAM + A)
-    rig.start()
+    take(rig, [event()])
+    restart(rig, STREAM + A)
     for _ in range(3):
-        rig.append("t", [event()])
-        rig.settle()
+        take(rig, [event()])
     rig.engine._hold()
     rig.writer.retain(time.time_ns() // 1_000 + 36_000_000_000)
     assert rig.reader.starts("t")[0] > 1
-    rig.stop()
-    rig.redefine(STREAM + A + B)
-    rig.start()
-    rig.append("t", [event()])
-    rig.settle()
+    restart(rig, STREAM + A + B)
+    take(rig, [event()])
     status = rig.control.status().views["b"]
     assert status.state == "failed"
     assert "headrace rebuild b" in status.detail
@@ -123,17 +118,11 @@ def test_a_refused_definition_is_forgotten_when_the_old_one_is_back(
 ) -> None:
     rig = make_rig(STREAM + A + B)
     rig.start()
-    rig.append("t", [event()])
-    rig.settle()
-    rig.stop()
-    rig.redefine(STREAM + A + B.replace("FROM t", "FROM t WHERE v = at"))
-    rig.start()
+    take(rig, [event()])
+    restart(rig, STREAM + A + B.replace("FROM t", "FROM t WHERE v = at"))
     assert rig.control.status().views["b"].state == "failed"
-    rig.stop()
-    rig.redefine(STREAM + A + B)
-    rig.start()
-    rig.append("t", [event()])
-    rig.settle()
+    restart(rig, STREAM + A + B)
+    take(rig, [event()])
     assert rig.control.status().views["b"].state == "live"
     assert rig.rows("b") == [{"k": "x", "s": 2}]
 
@@ -141,13 +130,11 @@ def test_a_refused_definition_is_forgotten_when_the_old_one_is_back(
 def test_what_was_complete_stays_complete(make_rig: Callable[..., Any]) -> None:
     rig = make_rig(STREAM + A)
     rig.start()
-    rig.append("t", [event(seconds=60)])
-    rig.settle()
+    take(rig, [event(seconds=60)])
     complete = rig.control.watermark("a")
     rig.append("t", [event(seconds=10)], partition=1)  # the first of its partition
     rig.settle()
     assert rig.control.watermark("a") == complete
     rig.append("t", [event(seconds=90)], partition=1)
-    rig.append("t", [event(seconds=90)])
-    rig.settle()
+    take(rig, [event(seconds=90)])
     assert rig.control.watermark("a") == complete + 30_000_000

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,18 @@ def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cal
 @pytest.fixture
 def store(open_backend: Callable[..., Store]) -> Store:
     return open_backend()
+
+
+@pytest.fixture
+def sold(store: Store) -> Store:
+    """With a view of 100 users who paid once."""
+    from store_cases import sales, tick_write, view_write
+
+    view, one = sales(), Decimal("1.00")
+    store.create_view(view, {})
+    rows = [(f"user {i}", 1, one, 1, one) for i in range(100)]
+    store.commit(tick_write(store, store.claim(), view_write(view, rows)))
+    return store
 
 
 os.environ.setdefault("TZ", "America/New_York")  # a store must not care

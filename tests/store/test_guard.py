@@ -6,7 +6,7 @@ import time
 from decimal import Decimal
 
 import pytest
-from store_cases import rows_of, sales, tick_write, view_write
+from store_cases import rows_of
 
 from headrace.model.errors import QueryError
 from headrace.store.contract import Store
@@ -50,15 +50,6 @@ GROWING = (
     "SELECT count(*) FROM sales GROUP BY CUBE (1, 2, 3, 4, 5, 6, 7)",
     f"SELECT {'abs(' * 900}1{')' * 900}",
 )
-
-
-@pytest.fixture
-def sold(store: Store) -> Store:
-    view = sales()
-    store.create_view(view, {})
-    rows = [(f"user {i}", 1, ONE, 1, ONE) for i in range(100)]
-    store.commit(tick_write(store, store.claim(), view_write(view, rows)))
-    return store
 
 
 @pytest.mark.parametrize("sql", GROWING, ids=lambda sql: sql[:60])

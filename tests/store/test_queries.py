@@ -114,15 +114,6 @@ HOSTILE = (
 )
 
 
-@pytest.fixture
-def sold(store: Store) -> Store:
-    view = sales()
-    store.create_view(view, {})
-    rows = [(f"user {i}", 1, ONE, 1, ONE) for i in range(100)]
-    store.commit(tick_write(store, store.claim(), view_write(view, rows)))
-    return store
-
-
 @pytest.mark.parametrize("sql", HOSTILE, ids=lambda sql: sql[:60])
 def test_hostile_sql_is_refused(sold: Store, sql: str) -> None:
     local_variable = pa.table({"secret": [1]})

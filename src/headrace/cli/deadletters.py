@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
@@ -76,14 +77,8 @@ def resubmit(
     if repaired is not None:
         body["records"] = _repaired(repaired, len(numbers))
     answer = resolve(project, url, token).post("/v1/deadletters/resubmit", body)
-    if as_json:
-        print_json(answer)
-    else:
-        print(f"accepted {answer['accepted']:,}, not accepted {answer['quarantined']:,}")
-        for fault in answer["errors"]:
-            print(f"  {fault['number']}: {fault['reason']}")
-    if answer["errors"]:
-        raise typer.Exit(exits.CHECK_FAILED)
+    said = f"accepted {answer['accepted']:,}, not accepted {answer['quarantined']:,}"
+    _report(answer, as_json, said, [(e["number"], e["reason"]) for e in answer["errors"]])
 
 
 @app.command()
@@ -96,13 +91,20 @@ def discard(
 ) -> None:
     """Take dead letters off the list for good."""
     answer = resolve(project, url, token).post("/v1/deadletters/discard", {"numbers": numbers})
+    said = f"discarded {answer['discarded']:,}"
+    _report(answer, as_json, said, [(n, "no such dead letter") for n in answer["missing"]])
+
+
+def _report(
+    answer: dict[str, Any], as_json: bool, said: str, faults: Sequence[tuple[int, str]]
+) -> None:
     if as_json:
         print_json(answer)
     else:
-        print(f"discarded {answer['discarded']:,}")
-        for number in answer["missing"]:
-            print(f"  {number}: no such dead letter")
-    if answer["missing"]:
+        print(said)
+        for number, reason in faults:
+            print(f"  {number}: {reason}")
+    if faults:
         raise typer.Exit(exits.CHECK_FAILED)
 
 

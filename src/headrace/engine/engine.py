@@ -139,12 +139,8 @@ class Engine:
 
     def _pending(self) -> int:
         """The events that the view with most of them before it has not taken."""
-        ends = self._ends()
-        return max(
-            sum(ends[view.stream.name]) - sum(view.next_offsets)
-            for view in self._views.values()
-            if view.is_running
-        )
+        running = [view.name for view in self._views.values() if view.is_running]
+        return max(map(self._control.pending, running), default=0)
 
     def _tidy_up(self) -> None:
         try:

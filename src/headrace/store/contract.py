@@ -99,11 +99,16 @@ class ViewChange:
 
 @dataclass(frozen=True)
 class ViewStatus:
-    """`state` is live, catching_up, failed, changed or removed; `detail` says why, for people.
-    A view that is changed or removed cannot be read until it is opened again."""
+    """`state` is live, catching_up, failed, changed or removed; `detail` says why, for people."""
 
     state: str
     detail: str = ""
+
+    @property
+    def is_closed(self) -> bool:
+        """Its rows belong to a definition that is not in force: it cannot be read until it is
+        opened again, and to SQL it does not exist."""
+        return self.state in ("changed", "removed")
 
 
 @dataclass(frozen=True)

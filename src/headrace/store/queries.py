@@ -33,7 +33,6 @@ READS_AT_ONCE_MAX = 16  # reads of views and of the change feed; ad-hoc queries 
 AHEAD_BYTES_MAX = 8 * MEBIBYTE  # how much of a result is computed before the answer starts
 MEMORY_SHARE_MAX = 0.7
 WATCH_SECONDS = 0.05
-CLOSED = ("changed", "removed")  # to SQL such views do not exist
 
 
 @dataclass(eq=False)
@@ -169,7 +168,7 @@ class Queries:
 
     def _streams_of_views(self) -> dict[str, str]:
         entries = [stored.entry for stored in self._views.stored.values()]
-        return {e.view: e.stream for e in entries if e.status.state not in CLOSED}
+        return {e.view: e.stream for e in entries if not e.status.is_closed}
 
     # Reads by the store itself, in the user's name
 

@@ -24,7 +24,6 @@ __all__ = ["Views"]
 
 log = logging.getLogger("headrace.store")
 
-CLOSED = ("changed", "removed")  # their rows belong to a definition that is not in force
 HASH_PROBE = "SELECT (hash('headrace', 1, 2.5, DATE '2026-01-01', NULL) >> 1)::BIGINT"
 
 
@@ -85,7 +84,7 @@ class Views:
         """As `find`. Raises QueryError also for a view that is closed."""
         stored = self.find(name)
         status = stored.entry.status
-        if status.state in CLOSED:
+        if status.is_closed:
             raise QueryError(
                 f"view {stored.entry.view} cannot be read: {status.detail}",
                 hint="headrace status says which views are live",
@@ -123,7 +122,7 @@ class Views:
         if view.name not in self.merges:
             schema = ViewSchema(view, stored.number)
             self._rehash(schema)
-            if stored.entry.status.state in CLOSED:
+            if stored.entry.status.is_closed:
                 with self._transaction():
                     self._connection.execute(schema.public_view_statement())
             self.merges[view.name] = ViewMerge(self._connection, self._computing, schema)
@@ -160,7 +159,7 @@ class Views:
             return
         with self._transaction():
             self._ledger.set_status(stored.number, status)
-            if status.state in CLOSED:
+            if status.is_closed:
                 self._connection.execute(f"DROP VIEW IF EXISTS {quoted(stored.entry.view)}")
         entry = replace(stored.entry, status=status)
         self.stored = {**self.stored, entry.view: replace(stored, entry=entry)}

@@ -90,4 +90,4 @@ def test_split_ranges_lose_nothing_and_share_evenly(rows: list[int], parts: int)
 
 def test_ranges_survive_the_local_property() -> None:
     tasks = [[Range(0, 1, 2), Range(3, 4, 5)], []]
-    assert decode_ranges(encode_ranges(tasks)) == tasks
+    assert decode_ranges(encode_ranges(tasks, "a file")) == ("a file", tasks)

@@ -107,7 +107,15 @@ def partial_table(view: BoundView, rows: Sequence[Sequence[Any]]) -> pa.Table:
     )
     columns = zip(*rows, strict=True) if rows else [[] for _ in schema]
     arrays = [pa.array(list(c), f.type) for c, f in zip(columns, schema, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=schema)
+    return _applied_wholly(view, pa.Table.from_arrays(arrays, schema=schema))
+
+
+def _applied_wholly(view: BoundView, table: pa.Table) -> pa.Table:
+    """What is not said of lateness: not late, and set aside from no window."""
+    for name in ("_late", "_beyond"):
+        if view.plan.window and name not in table.column_names:
+            table = table.append_column(name, pa.array([0] * table.num_rows, pa.int32()))
+    return table
 
 
 def value_table(view: BoundView, name: str, rows: Sequence[Sequence[Any]]) -> pa.Table:
@@ -118,7 +126,7 @@ def value_table(view: BoundView, name: str, rows: Sequence[Sequence[Any]]) -> pa
     )
     columns = zip(*rows, strict=True) if rows else [[] for _ in schema]
     arrays = [pa.array(list(c), f.type) for c, f in zip(columns, schema, strict=True)]
-    return pa.Table.from_arrays(arrays, schema=schema)
+    return _applied_wholly(view, pa.Table.from_arrays(arrays, schema=schema))
 
 
 def view_write(

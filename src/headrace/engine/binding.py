@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from headrace.compile import bind_view
 from headrace.engine.groupings import Grouping, expressions_of, groupings_of
+from headrace.engine.marks import DECISION, judged_column
 from headrace.engine.passes import aggregate_sql
 from headrace.engine.source import POSITION_COLUMNS, Source, unscaled_column
 from headrace.model.definitions import Stream
@@ -25,12 +26,13 @@ if TYPE_CHECKING:
 __all__ = ["bind", "declare_stream", "expression_types"]
 
 
-def declare_stream(spark: SparkSession, stream: Stream) -> None:
-    """A temporary view with the stream's name, columns and position columns, and no rows: what
-    expressions are analysed against."""
+def declare_stream(spark: SparkSession, stream: Stream, views: Iterable[str] = ()) -> None:
+    """A temporary view with the stream's name, columns, position columns and the marks of these
+    views, and no rows: what expressions are analysed against."""
     source = Source(Path(), stream, ())
     unscaled = [name for c in stream.columns if (name := unscaled_column(c)) is not None]
-    names = [*(c.name for c in stream.columns), *unscaled, *POSITION_COLUMNS]
+    marks = [DECISION, *map(judged_column, views)]
+    names = [*(c.name for c in stream.columns), *unscaled, *POSITION_COLUMNS, *marks]
     chosen = [f"CAST(NULL AS {source.type_of(name)}) AS `{name}`" for name in names]
     spark.range(0).selectExpr(*chosen).createOrReplaceTempView(stream.name)
 
@@ -52,14 +54,14 @@ def bind(spark: SparkSession, stream: Stream, plan: ViewPlan) -> BoundView:
     """Raises DefinitionError with Spark's own words when it does not accept the view."""
     from pyspark.errors import PySparkException
 
-    main, *distincts = groupings_of(plan)
+    main, *distincts = groupings_of(plan, stream)
     try:
         types = expression_types(spark, stream, [main, *distincts])
         partials: list[DataType] = []
-        if main.partials:
+        if plan.partials:
             chosen = ", ".join(
                 f"{aggregate_sql(p.function, (p.input, *p.order))} AS c{number}"
-                for number, p in enumerate(main.partials)
+                for number, p in enumerate(plan.partials)
             )
             partials = _result_types(spark, f"SELECT {chosen} FROM `{stream.name}`")
         outputs = _result_types(spark, plan.sql)
@@ -76,7 +78,7 @@ def bind(spark: SparkSession, stream: Stream, plan: ViewPlan) -> BoundView:
         plan,
         stream,
         keys={key.name: types[key.sql] for key in plan.keys},
-        partials=dict(zip((p.name for p in main.partials), partials, strict=True)),
+        partials=dict(zip((p.name for p in plan.partials), partials, strict=True)),
         distincts={d.name: types[d.input] for d in plan.distincts},
         outputs=dict(zip((f.name for f in plan.finals), outputs, strict=True)),
     )

@@ -16,13 +16,14 @@ from sqlglot import expressions as exp
 
 from headrace.engine.groupings import Grouping, is_hashable
 from headrace.engine.source import OFFSET
-from headrace.model.plan import LATE, PANE, Partial
+from headrace.model.plan import BEYOND, LATE, PANE, PANE_END, Partial
 from headrace.model.types import DataType
 
 __all__ = ["COUNTER", "Condensed", "condense", "is_condensable"]
 
 # A grouping of its own that counts the condensed rows.
 COUNTER = Grouping(view="", distinct=None, where=None, keys=(), partials=())
+_OWN_KEYS = (PANE, PANE_END, LATE, BEYOND)  # they cannot fail
 _AGAIN = {"sum": "sum", "count": "sum", "min": "min", "max": "max"}
 
 
@@ -74,7 +75,7 @@ def condense(groupings: Sequence[Grouping], types: Mapping[str, DataType]) -> Co
             keys=tuple(
                 (
                     name,
-                    key(sql if name in (PANE, LATE) else _guarded(sql, grouping.where), types[sql]),
+                    key(sql if name in _OWN_KEYS else _guarded(sql, grouping.where), types[sql]),
                 )
                 for name, sql in grouping.keys
             ),

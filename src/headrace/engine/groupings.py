@@ -5,15 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+import pyarrow as pa
 import sqlglot
 from sqlglot import expressions as exp
 
-from headrace.engine.source import EVENT_TIME, POSITION_COLUMNS, WATERMARK, unscaled_column
+from headrace.engine.marks import MARK
+from headrace.engine.source import POSITION_COLUMNS, unscaled_column
+from headrace.engine.windows import late_keys, pane_keys, sets_aside, window_partials
 from headrace.model.definitions import Stream
-from headrace.model.plan import LATE, PANE, Partial, ViewPlan
+from headrace.model.plan import BEYOND, LATE, PANE, Partial, ViewPlan
 from headrace.model.types import DataType
 
-__all__ = ["VALUE", "Grouping", "expressions_of", "groupings_of", "is_hashable", "needed_columns"]
+__all__ = [
+    "VALUE",
+    "Grouping",
+    "expressions_of",
+    "groupings_of",
+    "is_hashable",
+    "needed_columns",
+    "with_beyond",
+]
 
 VALUE = "value"  # the extra key of a distinct grouping
 _FIXED_WIDTH = frozenset(
@@ -34,19 +46,18 @@ class Grouping:
     rows: str | None = None
 
 
-def groupings_of(plan: ViewPlan) -> tuple[Grouping, ...]:
-    keys = [(key.name, key.sql) for key in plan.keys]
-    late: list[tuple[str, str]] = []
-    if plan.window is not None:
-        keys.append((PANE, _pane_sql(plan)))
-        late.append((LATE, _late_sql(plan)))
-    main = Grouping(plan.view, None, plan.where, (*keys, *late), plan.partials)
+def groupings_of(plan: ViewPlan, stream: Stream) -> tuple[Grouping, ...]:
+    keys = [*((key.name, key.sql) for key in plan.keys), *pane_keys(plan)]
+    late = late_keys(plan, stream)
+    partials = (*window_partials(plan), *plan.partials)
+    main = Grouping(plan.view, None, plan.where, (*keys, *late), partials)
+    late = late if sets_aside(stream) else []
     distincts = [
         Grouping(
             plan.view,
             distinct.name,
             _both(plan.where, f"({distinct.input}) IS NOT NULL"),
-            (*keys, (VALUE, distinct.input)),
+            (*keys, *late, (VALUE, distinct.input)),
             (),
         )
         for distinct in plan.distincts
@@ -54,35 +65,22 @@ def groupings_of(plan: ViewPlan) -> tuple[Grouping, ...]:
     return (main, *distincts)
 
 
+def with_beyond(table: pa.Table, stream: Stream) -> pa.Table:
+    """Adds BEYOND (and LATE) behind LATE where it follows from the stream's policy."""
+    names = table.column_names
+    if PANE not in names or BEYOND in names:
+        return table
+    zeros = pa.array(np.zeros(table.num_rows, dtype=np.int32))
+    late = table.column(LATE) if LATE in names else zeros
+    place = names.index(PANE) + 1
+    if LATE not in names:
+        table = table.add_column(place, LATE, late)
+    beyond = late if sets_aside(stream) else zeros
+    return table.add_column(table.column_names.index(LATE) + 1, BEYOND, beyond)
+
+
 def _both(where: str | None, condition: str) -> str:
     return condition if where is None else f"({where}) AND {condition}"
-
-
-def _pane_sql(plan: ViewPlan) -> str:
-    assert plan.window is not None
-    window = plan.window
-    micros = f"unix_micros(`{EVENT_TIME}`)"
-    shifted = (
-        micros if not window.origin_microseconds else f"{micros} - {window.origin_microseconds}L"
-    )
-    return f"{micros} - pmod({shifted}, {window.pane_microseconds}L)"
-
-
-def _late_sql(plan: ViewPlan) -> str:
-    """How many windows over the event's pane end at or before the watermark. The first of them
-    starts at the smallest s ≡ origin (mod slide) with s + size > event time."""
-    assert plan.window is not None
-    window = plan.window
-    size, slide = window.size_microseconds, window.slide_microseconds
-    micros = f"unix_micros(`{EVENT_TIME}`)"
-    newest = f"({micros} - pmod({micros} - {window.origin_microseconds}L, {slide}L))"
-    if size == slide:
-        return f"IF({newest} + {size}L <= `{WATERMARK}`, 1, 0)"
-    # Windows over the event: starts newest, newest - slide, … while start + size > event time.
-    windows = f"(({newest} + {size}L - {micros} - 1L) DIV {slide}L + 1L)"
-    first_end = f"({newest} - ({windows} - 1L) * {slide}L + {size}L)"
-    passed = f"((`{WATERMARK}` - {first_end}) DIV {slide}L + 1L)"
-    return f"CAST(IF(`{WATERMARK}` < {first_end}, 0L, least({windows}, {passed})) AS INT)"
 
 
 def expressions_of(grouping: Grouping) -> list[str]:
@@ -106,7 +104,8 @@ def needed_columns(stream: Stream, groupings: Iterable[Grouping]) -> tuple[str, 
         unscaled = unscaled_column(column)
         if unscaled is not None and unscaled.lower() in mentioned:
             names.append(unscaled)
-    return (*names, *(name for name in POSITION_COLUMNS if name in mentioned))
+    marks = sorted(name for name in mentioned if name.startswith(MARK))
+    return (*names, *(name for name in POSITION_COLUMNS if name in mentioned), *marks)
 
 
 def is_hashable(grouping: Grouping, types: Mapping[str, DataType]) -> bool:

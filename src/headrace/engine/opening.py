@@ -32,7 +32,8 @@ def open_views(
     being opened. Views that the store holds but the project no longer defines are kept, closed."""
     catalog = store.catalog()
     for stream in project.streams:
-        declare_stream(spark, stream)
+        views = [view.name for view in project.views if view.source == stream.name]
+        declare_stream(spark, stream, views)
     for name in catalog.keys() - {view.name for view in project.views}:
         if catalog[name].status != REMOVED:
             log.warning("view %s is no longer defined: it is closed, and its state is kept", name)

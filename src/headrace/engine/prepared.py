@@ -18,7 +18,13 @@ import pyarrow.compute as pc
 from headrace.engine.binding import expression_types
 from headrace.engine.condense import COUNTER, is_condensable
 from headrace.engine.failures import check_texts
-from headrace.engine.groupings import Grouping, groupings_of, is_hashable, needed_columns
+from headrace.engine.groupings import (
+    Grouping,
+    groupings_of,
+    is_hashable,
+    needed_columns,
+    with_beyond,
+)
 from headrace.engine.passes import Pass, build_condensed_pass, build_pass
 from headrace.engine.source import RANGES_PROPERTY, Range, Source, encode_ranges
 from headrace.engine.unscaled import narrow
@@ -70,12 +76,16 @@ class _Way:
         self._spark = spark
         self._frames: dict[tuple[int, int], DataFrame] = {}
 
-    def run_lane(self, lane: int, number: int, ranges: Sequence[Range]) -> PartialTables:
-        self._set_ranges([ranges])
+    def run_lane(
+        self, lane: int, number: int, ranges: Sequence[Range], marks_file: str
+    ) -> PartialTables:
+        self._set_ranges([ranges], marks_file)
         return self.parts[number][1].split(self._frames[(lane, number)].toArrow())
 
-    def run_afresh(self, number: int, tasks: Sequence[Sequence[Range]]) -> PartialTables:
-        self._set_ranges(tasks)
+    def run_afresh(
+        self, number: int, tasks: Sequence[Sequence[Range]], marks_file: str
+    ) -> PartialTables:
+        self._set_ranges(tasks, marks_file)
         return self.parts[number][1].split(self._frame(number, len(tasks)).toArrow())
 
     def prepare(self, lanes: int) -> None:
@@ -86,8 +96,9 @@ class _Way:
                     _assert_reusable(frame)
                     self._frames[(lane, number)] = frame
 
-    def _set_ranges(self, tasks: Sequence[Sequence[Range]]) -> None:
-        self._spark.sparkContext.setLocalProperty(RANGES_PROPERTY, encode_ranges(tasks))
+    def _set_ranges(self, tasks: Sequence[Sequence[Range]], marks_file: str) -> None:
+        encoded = encode_ranges(tasks, marks_file)
+        self._spark.sparkContext.setLocalProperty(RANGES_PROPERTY, encoded)
 
     def _frame(self, number: int, tasks: int) -> DataFrame:
         source, made = self.parts[number]
@@ -113,7 +124,8 @@ class PreparedPlan:
         pool: ThreadPoolExecutor,
         growth_max: int,
     ) -> None:
-        narrowed = [narrow(g, stream) for plan in plans for g in groupings_of(plan)]
+        narrowed = [narrow(g, stream) for plan in plans for g in groupings_of(plan, stream)]
+        self._stream = stream
         self._narrowed = {(n.grouping.view, n.grouping.distinct): n for n in narrowed}
         groupings = [n.grouping for n in narrowed]
         types = expression_types(spark, stream, groupings)
@@ -140,13 +152,14 @@ class PreparedPlan:
     def warm_up(self) -> None:
         """Run the first lane once over nothing: Spark compiles the pass now instead of in the
         first tick. The others run the same code, when a tick is large enough for them."""
-        self._run_lanes(self._condensing or self._direct, [()])
+        self._run_lanes(self._condensing or self._direct, [()], "")
 
-    def run(self, ranges: Sequence[Range], shuffle: bool) -> PartialTables:
-        """The partial tables of every view for these events. Raises what Spark raises."""
+    def run(self, ranges: Sequence[Range], shuffle: bool, marks_file: str = "") -> PartialTables:
+        """The partial tables of every view for these events, with what the marks say of them.
+        Raises what Spark raises."""
         rows = sum(r.rows for r in ranges)
         growth, self.growth = self.growth, 1  # also when this run fails
-        tables = self._run(ranges, rows, shuffle)
+        tables = self._run(ranges, rows, shuffle, marks_file)
         self.growth = growth
         out = sum(table.num_rows for table in tables.values())
         if out > rows * FEW_ROWS_SHARE:
@@ -155,23 +168,28 @@ class PreparedPlan:
             self.growth = min(growth * 2, self._growth_max)
         return tables
 
-    def _run(self, ranges: Sequence[Range], rows: int, shuffle: bool) -> PartialTables:
+    def _run(
+        self, ranges: Sequence[Range], rows: int, shuffle: bool, marks_file: str
+    ) -> PartialTables:
         way = self._direct
         if self._condensing is not None and self._runs_direct == 0:
             way = self._condensing
         self._runs_direct = max(0, self._runs_direct - 1)
         if shuffle:
             tasks = split_ranges(ranges, self._lanes * 2)
-            results = [way.run_afresh(number, tasks) for number in range(len(way.parts))]
+            numbers = range(len(way.parts))
+            results = [way.run_afresh(number, tasks, marks_file) for number in numbers]
         else:
             count = max(1, min(self._lanes, rows // LANE_ROWS_MIN))
-            results = self._run_lanes(way, split_ranges(ranges, count))
+            results = self._run_lanes(way, split_ranges(ranges, count), marks_file)
         return self._merge(results, rows)
 
-    def _run_lanes(self, way: _Way, lists: Sequence[Sequence[Range]]) -> list[PartialTables]:
+    def _run_lanes(
+        self, way: _Way, lists: Sequence[Sequence[Range]], marks_file: str
+    ) -> list[PartialTables]:
         way.prepare(len(lists))
         futures: list[Future[PartialTables]] = [
-            self._pool.submit(way.run_lane, lane, number, mine)
+            self._pool.submit(way.run_lane, lane, number, mine, marks_file)
             for lane, mine in enumerate(lists)
             for number in range(len(way.parts))
         ]
@@ -188,7 +206,7 @@ class PreparedPlan:
         if rows >= CONDENSE_ROWS_MIN and left > rows * CONDENSED_SHARE_MAX:
             self._runs_direct = CONDENSE_AGAIN_RUNS
         partials = {
-            key: self._narrowed[key].widen(pa.concat_tables(tables))
+            key: with_beyond(self._narrowed[key].widen(pa.concat_tables(tables)), self._stream)
             for key, tables in merged.items()
         }
         check_texts(partials.values())

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from headrace.engine.marks import MARK, Marks, load_marks
 from headrace.log.contract import NO_EVENT_TIME, RECEIVED_AT, LogBatch, LogReader
 from headrace.model.definitions import Column, Stream
 from headrace.model.types import DataType
@@ -40,6 +41,7 @@ WATERMARK = "_watermark"  # BIGINT, microseconds: the partition's watermark befo
 BATCH_ROWS_MAX = 100_000
 UNSCALED_PRECISION_MAX = 18
 _UNSCALED = "_unscaled_"
+NO_MARKS = Marks()
 POSITION_COLUMNS = (PARTITION, OFFSET, EVENT_TIME, RECEIVED_AT, WATERMARK)
 
 _POSITION_TYPES = {
@@ -71,13 +73,16 @@ class Range:
         return self.end - self.start
 
 
-def encode_ranges(tasks: Sequence[Sequence[Range]]) -> str:
-    """The job's local property: the ranges of each task, in the order of the plan's numbers."""
-    return json.dumps([[(r.partition, r.start, r.end) for r in task] for task in tasks])
+def encode_ranges(tasks: Sequence[Sequence[Range]], marks_file: str = "") -> str:
+    """The job's local property: the ranges of each task, in the order of the plan's numbers, and
+    the file with the marks of their events, if any has one."""
+    ranges = [[(r.partition, r.start, r.end) for r in task] for task in tasks]
+    return json.dumps([marks_file, ranges])
 
 
-def decode_ranges(text: str) -> list[list[Range]]:
-    return [[Range(*item) for item in task] for task in json.loads(text)]
+def decode_ranges(text: str) -> tuple[str, list[list[Range]]]:
+    marks_file, tasks = json.loads(text)
+    return marks_file, [[Range(*item) for item in task] for task in tasks]
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,8 @@ class Source:
         column = self.stream.column(name)
         if column is not None:
             return column.type
+        if name.startswith(MARK):
+            return DataType("TINYINT")
         return DataType("BIGINT") if name.startswith(_UNSCALED) else _POSITION_TYPES[name]
 
     def ddl(self) -> str:
@@ -107,15 +114,16 @@ class Source:
 
             context = TaskContext.get()
             assert context is not None
-            tasks = decode_ranges(context.getLocalProperty(RANGES_PROPERTY) or "[]")
+            file, tasks = decode_ranges(context.getLocalProperty(RANGES_PROPERTY) or '["", []]')
+            marks = load_marks(file)
             for batch in numbers:
                 for number in batch.column(0).to_pylist():
                     for wanted in tasks[number]:
-                        yield from source.read(wanted)
+                        yield from source.read(wanted, marks)
 
         return read_ranges
 
-    def read(self, wanted: Range) -> Iterator[pa.RecordBatch]:
+    def read(self, wanted: Range, marks: Marks = NO_MARKS) -> Iterator[pa.RecordBatch]:
         reader = _reader(self.log_directory, self.stream)
         plain = [name.removeprefix(_UNSCALED) for name in self.columns]
         stored = [name for name in plain if self.stream.column(name) is not None]
@@ -128,11 +136,16 @@ class Source:
         for found in reader.read_history(
             self.stream.name, wanted.partition, wanted.start, wanted.end, stored
         ):
-            complete = self._complete(found, wanted.partition, clock)
+            complete = self._complete(found, wanted.partition, clock, marks)
+            kept = marks.kept(wanted.partition, found.base_offset, found.batch.num_rows)
+            if kept is not None:
+                complete = complete.filter(kept)
             for start in range(0, complete.num_rows, BATCH_ROWS_MAX):
                 yield complete.slice(start, BATCH_ROWS_MAX)
 
-    def _complete(self, found: LogBatch, partition: int, clock: str) -> pa.RecordBatch:
+    def _complete(
+        self, found: LogBatch, partition: int, clock: str, marks: Marks
+    ) -> pa.RecordBatch:
         rows = found.batch.num_rows
         arrays: list[pa.Array] = []
         for name in self.columns:
@@ -144,6 +157,8 @@ class Source:
                 arrays.append(found.batch.column(clock))
             elif name == WATERMARK:
                 arrays.append(pa.array(self._watermarks(found, clock)))
+            elif name.startswith(MARK):
+                arrays.append(marks.column(name, partition, found.base_offset, rows))
             elif name.startswith(_UNSCALED):
                 arrays.append(_unscaled(found.batch.column(name.removeprefix(_UNSCALED))))
             else:

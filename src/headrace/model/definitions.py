@@ -13,7 +13,9 @@ from headrace.model.errors import Location
 from headrace.model.types import DataType
 
 __all__ = [
+    "Clocks",
     "Column",
+    "Deduplication",
     "LatePolicy",
     "Output",
     "Project",
@@ -25,6 +27,7 @@ __all__ = [
 
 PARTITIONS_MAX = 256
 COLUMNS_MAX = 500
+DAY = 86_400_000_000  # microseconds
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,27 @@ class LatePolicy(Enum):
     SIDE = "side"
     DROP = "drop"
     HALT = "halt"
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """`sent` names the TIMESTAMP column with the device's clock at transmission. The skew of an
+    event is received − sent. Beyond `threshold_microseconds` its event time is corrected by it;
+    beyond `cap_microseconds` the device's clock is not believed, and the time it was received
+    counts. Without a sent time there is no correction."""
+
+    sent: str
+    threshold_microseconds: int = 2_000_000
+    cap_microseconds: int = DAY
+
+
+@dataclass(frozen=True)
+class Deduplication:
+    """An event is a duplicate when one with the same `columns` was accepted earlier in its
+    partition, and their event times are at most `within_microseconds` apart."""
+
+    columns: tuple[str, ...]
+    within_microseconds: int
 
 
 class RetentionAction(Enum):
@@ -62,13 +86,25 @@ class Retention:
 @dataclass(frozen=True)
 class Stream:
     """`event_time` names a TIMESTAMP NOT NULL column; None means the time the gateway received the
-    event. `partition_by` empty means by producer, else by turns per request."""
+    event. `partition_by` empty means by producer, else by turns per request.
+
+    `late_horizon_microseconds` belongs to REVISE: for windows that the watermark had passed by
+    more than this it acts as SIDE. Events stamped more than `future_microseconds` after they were
+    received are dead letters. A partition without events for `idle_microseconds` no longer holds
+    the watermark back (None: it does for ever). Producers are expected to be heard from every
+    `expect_microseconds` (None: nothing is expected)."""
 
     name: str
     columns: tuple[Column, ...]
     event_time: str | None = None
     delay_microseconds: int = 0
     late_policy: LatePolicy = LatePolicy.REVISE
+    late_horizon_microseconds: int | None = None
+    future_microseconds: int = DAY
+    idle_microseconds: int | None = None
+    expect_microseconds: int | None = None
+    clocks: Clocks | None = None
+    deduplication: Deduplication | None = None
     partition_by: tuple[str, ...] = ()
     partitions: int = 1
     retention: Retention = Retention()
@@ -94,7 +130,8 @@ class Output:
 @dataclass(frozen=True)
 class View:
     """A query kept up to date. `source` is the stream it reads, `keys` are the GROUP BY
-    expressions (window() among them); no keys and no aggregate means one row per event."""
+    expressions (the window among them); no keys and no aggregate means one row per event, which
+    OVER (…) may look around in. With `emits_on_close` a window is published once it is final."""
 
     name: str
     source: str
@@ -102,6 +139,7 @@ class View:
     where: str | None = None
     keys: tuple[str, ...] = ()
     having: str | None = None
+    emits_on_close: bool = False
     location: Location | None = field(default=None, compare=False)
 
 

@@ -16,21 +16,35 @@ from dataclasses import dataclass
 from headrace.model.types import DataType
 
 __all__ = [
+    "BEYOND",
+    "FIRST",
+    "LAST",
     "LATE",
     "PANE",
     "ROWS",
     "BoundColumn",
     "BoundDistinct",
     "BoundView",
+    "CalendarWindow",
     "Distinct",
+    "EventGroup",
     "Expression",
     "Partial",
+    "SessionWindow",
+    "Sliding",
     "ViewPlan",
     "Window",
 ]
 
 PANE = "_pane"  # BIGINT, start of the event's pane in microseconds; only in views with a window
 LATE = "_late"  # INT, how many of the windows that hold the pane were already passed; likewise
+# INT, in views with a window: of the windows already passed, how many (the first by their end) the
+# event is not applied to. Negative: it is applied to the first -n windows alone, which is how an
+# event that was set aside is applied later. NULL: nobody has decided yet.
+BEYOND = "_beyond"
+PANE_END = "_pane_end"  # BIGINT, only with a calendar window: where the pane ends, in microseconds
+FIRST = "_first"  # BIGINT, only with a session window: the lowest event time of the partial row
+LAST = "_last"  # BIGINT, likewise: the highest
 ROWS = "_rows"  # BIGINT, how many events went into the row; in the partials of every view
 
 
@@ -85,18 +99,64 @@ class Window:
 
 
 @dataclass(frozen=True)
+class CalendarWindow:
+    """Each day, week (from Monday), month, quarter or year as `zone` counts them. PANE is where it
+    starts, PANE_END where it ends."""
+
+    unit: str
+    zone: str
+
+
+@dataclass(frozen=True)
+class SessionWindow:
+    """Events of one key less than `gap_microseconds` apart are one session; it ends a gap after its
+    last event. PANE is the event time in whole gaps (all events of one pane are in one session);
+    each partial row has the lowest and highest event time in FIRST and LAST."""
+
+    gap_microseconds: int
+
+
+@dataclass(frozen=True)
+class EventGroup:
+    """Per key, in the order of event time, partition and offset: an event that meets `open` begins
+    a group when none is open; it and all events after it belong to it, up to and with the first
+    that meets `close`, or up to those `timeout_microseconds` or more after the first. Both
+    conditions are Spark SQL. Events in no group are in no row."""
+
+    open: str
+    close: str
+    timeout_microseconds: int
+
+
+@dataclass(frozen=True)
+class Sliding:
+    """One `aggregate(…) OVER (PARTITION BY … ORDER BY event time RANGE BETWEEN INTERVAL …
+    PRECEDING AND CURRENT ROW)`: `keys` are names of the plan's keys, `partials` names of its
+    partials, which here are inputs by event (the store aggregates them over the range with their
+    `combine`); `name` is the column under which `final`, Spark SQL over those partials, is read in
+    finals. A range of None is unbounded."""
+
+    name: str
+    keys: tuple[str, ...]
+    range_microseconds: int | None
+    partials: tuple[str, ...]
+    final: str
+
+
+@dataclass(frozen=True)
 class ViewPlan:
     """`keys` exclude the window. `where` already holds what the window needs (event time not
     NULL). `finals` and `having` are written in Spark SQL over state columns, window_start and
     window_end, ready to be bound. `fingerprint` changes whenever stored state would mean
     something else. `sql` is the whole query in plain Spark SQL: the oracle's text.
-    `is_global` means no GROUP BY: the view has exactly one row, also with no event."""
+    `is_global` means no GROUP BY: the view has exactly one row, also with no event. Views with
+    `slidings` have one row per event, with `_partition` and `_offset` among the keys."""
 
     view: str
     stream: str
     where: str | None
     keys: tuple[Expression, ...]
-    window: Window | None
+    window: Window | CalendarWindow | SessionWindow | EventGroup | None
     partials: tuple[Partial, ...]
     distincts: tuple[Distinct, ...]
     finals: tuple[Expression, ...]
@@ -104,6 +164,8 @@ class ViewPlan:
     is_global: bool
     fingerprint: str
     sql: str
+    slidings: tuple[Sliding, ...] = ()
+    emits_on_close: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,10 +185,13 @@ class BoundView:
     """A view plan with types: `keys` and `partials` as Spark reports them for the tick's pass,
     `finals` as (column, store SQL) with Spark's type of the whole query's column.
 
-    Partial tables handed to the store have the columns: keys, then PANE and LATE if windowed,
-    then ROWS, then partials. State tables have: keys, then `window_start`, `window_end`
-    (TIMESTAMP) and `revision` (BIGINT) if windowed, then ROWS, then partials, then one BIGINT
-    per distinct.
+    Partial tables handed to the store have the columns: keys, then PANE, LATE and BEYOND if
+    windowed, PANE_END with a calendar window, then ROWS, then FIRST and LAST with a session window,
+    then partials. State tables have: keys, then `window_start`, `window_end` (TIMESTAMP) and
+    `revision` (BIGINT) if windowed, then ROWS, then partials, then one BIGINT per distinct.
+
+    The public columns are the finals; a view with a window, or with slidings, has two more at the
+    end: `revision` BIGINT and `final` BOOLEAN, which is window_end ≤ the view's watermark.
     """
 
     plan: ViewPlan

@@ -6,7 +6,7 @@ Only the engine's process opens the store. One thread commits ticks; queries run
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -21,6 +21,8 @@ __all__ = [
     "QueryResult",
     "Store",
     "StoreDeadLetter",
+    "StreamCounts",
+    "StreamWrite",
     "TickWrite",
     "ViewChange",
     "ViewStatus",
@@ -30,23 +32,58 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Counts:
-    """What became of the events a view consumed in a tick: read = applied + filtered + dead.
-    `late` counts those of `applied` that were late for at least one window."""
+    """What became of the events a view consumed: read = applied + filtered + sided + dropped +
+    dead. `read` is what the stream accepted: offsets advanced less `duplicate`. `late` counts
+    those of `applied` that were late for at least one window; `sided` and `dropped` those that
+    were applied to no window because all of theirs had been passed."""
 
     read: int = 0
     applied: int = 0
     filtered: int = 0
     late: int = 0
+    sided: int = 0
+    dropped: int = 0
     dead: int = 0
+    duplicate: int = 0
 
     def plus(self, other: Counts) -> Counts:
-        return Counts(
-            read=self.read + other.read,
-            applied=self.applied + other.applied,
-            filtered=self.filtered + other.filtered,
-            late=self.late + other.late,
-            dead=self.dead + other.dead,
-        )
+        return Counts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def is_conserved(self) -> bool:
+        parts = (self.applied, self.filtered, self.sided, self.dropped, self.dead)
+        return self.read == sum(parts)
+
+
+@dataclass(frozen=True)
+class StreamCounts:
+    """What became of a stream's events, counted where the furthest of its views passed them:
+    advanced = accepted + duplicate + dead."""
+
+    advanced: int = 0
+    accepted: int = 0
+    duplicate: int = 0
+    dead: int = 0
+
+    def plus(self, other: StreamCounts) -> StreamCounts:
+        return StreamCounts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def is_conserved(self) -> bool:
+        return self.advanced == self.accepted + self.duplicate + self.dead
+
+
+@dataclass(frozen=True)
+class StreamWrite:
+    """How far a tick brought a stream whose furthest views it moved. `seen` are the keys of the
+    events it accepted (see store/seen.py) and `duplicates` the offsets of those it did not, by
+    partition; both only for streams that are de-duplicated."""
+
+    stream: str
+    next_offsets: Mapping[int, int]
+    counts: StreamCounts
+    seen: pa.Table | None = None
+    duplicates: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import duckdb
 import pyarrow as pa
@@ -48,11 +48,13 @@ TABLES = (
     "CREATE TABLE IF NOT EXISTS _headrace.ledger (tick BIGINT, generation BIGINT,"
     " started_at TIMESTAMPTZ, committed_at TIMESTAMPTZ, events BIGINT, milliseconds DOUBLE)",
     "CREATE TABLE IF NOT EXISTS _headrace.progress (tick BIGINT, number BIGINT, offsets VARCHAR,"
-    " read BIGINT, applied BIGINT, filtered BIGINT, late BIGINT, dead BIGINT, watermark BIGINT,"
-    " change_rows BIGINT, before BLOB, after BLOB, state BLOB)",
+    " read BIGINT, applied BIGINT, filtered BIGINT, late BIGINT, sided BIGINT, dropped BIGINT,"
+    " dead BIGINT, duplicate BIGINT, watermark BIGINT, change_rows BIGINT, before BLOB,"
+    " after BLOB, state BLOB)",
     "CREATE TABLE IF NOT EXISTS _headrace.dead_letters (tick BIGINT, number BIGINT,"
     " stream VARCHAR, partition BIGINT, position BIGINT, reason VARCHAR, raw VARCHAR)",
 )
+_COUNTS = ", ".join(count.name for count in fields(Counts))
 LEDGER_SCHEMA = pa.schema(
     [
         ("tick", pa.int64()),
@@ -68,7 +70,7 @@ PROGRESS_SCHEMA = pa.schema(
         ("tick", pa.int64()),
         ("number", pa.int64()),
         ("offsets", pa.string()),
-        *((name, pa.int64()) for name in ("read", "applied", "filtered", "late", "dead")),
+        *((count.name, pa.int64()) for count in fields(Counts)),
         ("watermark", pa.int64()),
         ("change_rows", pa.int64()),
         ("before", pa.binary()),
@@ -184,11 +186,10 @@ class Ledger:
                 "tick": [tick] * len(moved),
                 "number": [m.number for m in moved],
                 "offsets": [encode_offsets(m.offsets) for m in moved],
-                "read": [m.totals.read for m in moved],
-                "applied": [m.totals.applied for m in moved],
-                "filtered": [m.totals.filtered for m in moved],
-                "late": [m.totals.late for m in moved],
-                "dead": [m.totals.dead for m in moved],
+                **{
+                    count.name: [getattr(m.totals, count.name) for m in moved]
+                    for count in fields(Counts)
+                },
                 "watermark": [m.watermark_microseconds for m in moved],
                 "change_rows": [m.change_rows for m in moved],
                 "before": [m.before for m in moved],
@@ -273,18 +274,17 @@ class Ledger:
     def stored_views(self) -> dict[str, StoredView]:
         rows = self._connection.execute(
             "SELECT v.number, v.view, v.stream, v.fingerprint, v.sql, v.columns, v.hidden,"
-            " v.distincts, v.state, v.detail, v.created_tick, v.start_offsets, p.tick, p.offsets,"
-            " p.read, p.applied, p.filtered, p.late, p.dead, p.watermark FROM _headrace.views v"
-            " LEFT JOIN (SELECT number, max_by(struct_pack(tick, offsets, read, applied, filtered,"
-            " late, dead, watermark), tick) AS newest FROM _headrace.progress GROUP BY number) n"
+            " v.distincts, v.state, v.detail, v.created_tick, v.start_offsets, p.* FROM"
+            " _headrace.views v LEFT JOIN (SELECT number, max_by(struct_pack(tick, offsets,"
+            f" watermark, {_COUNTS}), tick) AS newest FROM _headrace.progress GROUP BY number) n"
             " ON n.number = v.number, LATERAL (SELECT newest.*) p ORDER BY v.number"
         ).fetchall()
         views = {}
         for row in rows:
             offsets = {**_decode_offsets(row[11]), **_decode_offsets(row[13] or "{}")}
-            totals = Counts(*row[14:19]) if row[12] is not None else Counts()
+            totals = Counts(*row[15:]) if row[12] is not None else Counts()
             status = ViewStatus(row[8], row[9])
-            entry = CatalogEntry(row[1], row[2], row[3], row[4], status, offsets, row[19], totals)
+            entry = CatalogEntry(row[1], row[2], row[3], row[4], status, offsets, row[14], totals)
             columns = tuple((name, type_) for name, type_ in json.loads(row[5]))
             views[row[1]] = StoredView(
                 row[0], entry, columns, tuple(json.loads(row[6])), row[7], row[10], row[12] or 0

@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.model.plan import PANE
+from headrace.model.plan import PANE, Window
 from headrace.store.behind import ROWS_MAX, TICKS_MAX, Behind, encode_state
 from headrace.store.connection import Slot, arrow_table, conformed
 from headrace.store.contract import ViewWrite
@@ -251,6 +251,8 @@ class ViewMerge:
         window = self.schema.window
         assert window is not None
         first_pane: int = pc.min(self._stage.table.column(PANE)).as_py()
+        if not isinstance(window, Window):
+            return first_pane
         return first_pane - (window.size_microseconds - window.pane_microseconds)
 
     def _delete(self, ids: pa.Array) -> None:

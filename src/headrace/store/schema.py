@@ -18,7 +18,17 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from headrace.model.plan import LATE, PANE, ROWS, BoundColumn, BoundView
+from headrace.model.plan import (
+    BEYOND,
+    LATE,
+    PANE,
+    PANE_END,
+    ROWS,
+    BoundColumn,
+    BoundView,
+    CalendarWindow,
+    Window,
+)
 from headrace.model.types import DataType
 from headrace.store.connection import quoted, store_type
 
@@ -39,7 +49,9 @@ class ViewSchema:
     def __init__(self, view: BoundView, number: int) -> None:
         self.view = view
         self.number = number
-        self.window = view.plan.window
+        window = view.plan.window
+        assert window is None or isinstance(window, (Window, CalendarWindow))
+        self.window = window
         self.keys = view.keys
         windowed = self.window is not None
         start = (BoundColumn(WINDOW_START, TIMESTAMP),) if windowed else ()
@@ -75,13 +87,19 @@ class ViewSchema:
     @cached_property
     def stage_schema(self) -> pa.Schema:
         """What a tick brings: the columns of a partial table (see BoundView)."""
-        pane = [(PANE, pa.int64()), (LATE, pa.int32())] if self.window else []
+        pane = []
+        if self.window:
+            pane = [(PANE, pa.int64()), (LATE, pa.int32()), (BEYOND, pa.int32())]
+        if isinstance(self.window, CalendarWindow):
+            pane.append((PANE_END, pa.int64()))
         keys = [(column.name, column.type.arrow) for column in self.keys]
         partials = [(column.name, column.type.arrow) for column in self.view.partials]
         return pa.schema([*keys, *pane, (ROWS, pa.int64()), *partials])
 
     def value_stage_schema(self, index: int) -> pa.Schema:
-        pane = [(PANE, pa.int64())] if self.window else []
+        pane = []
+        if self.window:
+            pane = [(PANE, pa.int64()), (LATE, pa.int32()), (BEYOND, pa.int32())]
         keys = [(column.name, column.type.arrow) for column in self.keys]
         value = (VALUE, self.view.distincts[index].type.arrow)
         return pa.schema([*keys, *pane, value])
@@ -170,8 +188,8 @@ class ViewSchema:
         if self.window is None:
             return f"SELECT {', '.join([*keys, ROWS, *partials])} FROM {slot}"
         revision = f"CASE WHEN {self.prefix}i < {LATE} THEN {ROWS} ELSE 0 END AS {REVISION}"
-        columns = [*keys, self._start_sql, revision, ROWS, *partials]
-        return f"SELECT {', '.join(columns)} FROM ({self._expanded_sql(slot)})"
+        columns = [*keys, self._start_sql, *self._end_sql(), revision, ROWS, *partials]
+        return f"SELECT {', '.join(columns)} FROM ({self._expanded_sql(slot)}) WHERE {self._taken}"
 
     def values_sql(self, slot: str) -> str:
         """Values as rows of the values table, each once, NULL left out."""
@@ -180,7 +198,19 @@ class ViewSchema:
             return f"SELECT DISTINCT {', '.join([*keys, VALUE])} FROM {slot} WHERE {VALUE} NOTNULL"
         columns = ", ".join([*keys, self._start_sql, VALUE])
         source = self._expanded_sql(slot)
-        return f"SELECT DISTINCT {columns} FROM ({source}) WHERE {VALUE} NOTNULL"
+        return f"SELECT DISTINCT {columns} FROM ({source}) WHERE {VALUE} NOTNULL AND {self._taken}"
+
+    def _end_sql(self) -> list[str]:
+        """Only where the window's end does not follow from its start."""
+        if not isinstance(self.window, CalendarWindow):
+            return []
+        return [f"make_timestamptz({PANE_END}) AS {WINDOW_END}"]
+
+    @property
+    def _taken(self) -> str:
+        """Whether the event is applied to the window, see BEYOND."""
+        i = f"{self.prefix}i"
+        return f"CASE WHEN {BEYOND} < 0 THEN {i} < -{BEYOND} ELSE {i} >= {BEYOND} END"
 
     @property
     def _start_sql(self) -> str:
@@ -189,10 +219,13 @@ class ViewSchema:
     def _expanded_sql(self, slot: str) -> str:
         """Adds the window's start and its place `i` among the pane's windows, by end."""
         assert self.window is not None
-        size, slide = self.window.size_microseconds, self.window.slide_microseconds
-        origin, p = self.window.origin_microseconds, self.prefix
-        if size == slide == self.window.pane_microseconds:
+        p = self.prefix
+        if isinstance(self.window, CalendarWindow) or (
+            self.window.size_microseconds == self.window.slide_microseconds
+        ):
             return f"SELECT *, {PANE} AS {p}start, 0 AS {p}i FROM {slot}"
+        size, slide = self.window.size_microseconds, self.window.slide_microseconds
+        origin = self.window.origin_microseconds
         last = f"{PANE} - ((({PANE} - {origin}) % {slide}) + {slide}) % {slide}"
         count = f"({p}last - {PANE} + {size} + {slide} - 1) // {slide}"
         return (
@@ -262,7 +295,8 @@ class ViewSchema:
         the public row differs. Reads slots only, so its plan is made once. Old rows that no
         staged row belongs to fall away: cheaper than a join while they are few (measured)."""
         summed = [quoted(column.name) for column in (*self._summed, *self._counts)]
-        carried = [*(quoted(c.name) for c in self.group), *(quoted(c.name) for c in self._summed)]
+        ends = [WINDOW_END] if self._end_sql() else []
+        carried = [*(quoted(c.name) for c in (*self.group, *self._summed)), *ends]
         partials = [quoted(column.name) for column in self.view.partials]
         counts = [quoted(column.name) for column in self._counts]
         after = [quoted(name) for name in self.after]
@@ -282,6 +316,7 @@ class ViewSchema:
         aggregates = [
             *group,
             *(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in summed),
+            *(f"max({name}) AS {name}" for name in ends),
             *combined,
             f"max({self.id}) AS {self.id}",
             *(
@@ -304,7 +339,7 @@ class ViewSchema:
         """Adds the window's end, and to each distinct count the values that are new."""
         columns, joins = [], []
         for column in self.state:
-            if self.window and column.name == WINDOW_END:
+            if isinstance(self.window, Window) and column.name == WINDOW_END:
                 size = self.window.size_microseconds
                 columns.append(
                     f"make_timestamptz(epoch_us(m.{WINDOW_START}) + {size}) AS {WINDOW_END}"

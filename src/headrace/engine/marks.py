@@ -1,0 +1,139 @@
+"""What is known about single events of a tick beyond what the log says of them.
+
+Duplicates are left out by the source; other marks are columns of small numbers that a plan may
+mention: what an operator decided, how an event was judged that a first run could not judge. They
+are few, so they travel beside the ranges as one file, which the tasks find through the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+__all__ = ["DECISION", "MARK", "Marks", "judged_column", "load_marks"]
+
+MARK = "_mark_"
+DECISION = "_mark_decision"  # what an operator decided about a late event, see `Decision`
+_EXCLUDED = "excluded"
+
+Offsets = npt.NDArray[np.int64]
+Values = npt.NDArray[np.int8]
+
+
+def judged_column(view: str) -> str:
+    """Whether the event is late for the view's window (1) or not (0), where that takes more than
+    the event itself to say."""
+    return f"{MARK}judged_{view.lower()}"
+
+
+@dataclass(frozen=True)
+class Marks:
+    """`excluded` are the offsets that are not read, by partition, ascending; `columns` gives for a
+    column and partition the offsets that have a value, ascending, and the values."""
+
+    excluded: Mapping[int, Offsets] = field(default_factory=dict)
+    columns: Mapping[str, Mapping[int, tuple[Offsets, Values]]] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(len(found) for found in self.excluded.values()) and not self.columns
+
+    def excluded_in(self, partition: int, start: int, end: int) -> int:
+        """How many events of the range are left out."""
+        found = self.excluded.get(partition)
+        if found is None:
+            return 0
+        low, high = np.searchsorted(found, [start, end])
+        return int(high - low)
+
+    def kept(self, partition: int, base_offset: int, rows: int) -> pa.Array | None:
+        """Which rows from `base_offset` on are read; None for all."""
+        found = self.excluded.get(partition)
+        if found is None:
+            return None
+        low, high = np.searchsorted(found, [base_offset, base_offset + rows])
+        if low == high:
+            return None
+        keep = np.ones(rows, dtype=np.bool_)
+        keep[found[low:high] - base_offset] = False
+        return pa.array(keep)
+
+    def column(self, name: str, partition: int, base_offset: int, rows: int) -> pa.Array:
+        """The column's values for the rows from `base_offset` on; null where there is none."""
+        known = self.columns.get(name, {}).get(partition)
+        if known is None:
+            return pa.nulls(rows, pa.int8())
+        offsets, values = known
+        low, high = np.searchsorted(offsets, [base_offset, base_offset + rows])
+        filled = np.zeros(rows, dtype=np.int8)
+        absent = np.ones(rows, dtype=np.bool_)
+        places = offsets[low:high] - base_offset
+        filled[places] = values[low:high]
+        absent[places] = False
+        return pa.array(filled, mask=absent)
+
+    def write(self, file: Path) -> None:
+        names: list[str] = []
+        partitions: list[int] = []
+        offsets: list[Offsets] = []
+        values: list[Values] = []
+        for partition, found in self.excluded.items():
+            names.append(_EXCLUDED)
+            partitions.append(partition)
+            offsets.append(found)
+            values.append(np.zeros(len(found), dtype=np.int8))
+        for name, by_partition in self.columns.items():
+            for partition, (found, marked) in by_partition.items():
+                names.append(name)
+                partitions.append(partition)
+                offsets.append(found)
+                values.append(marked)
+        table = pa.table(
+            {
+                "name": pa.array(names, pa.string()),
+                "partition": pa.array(partitions, pa.int32()),
+                "offsets": pa.array(offsets, pa.list_(pa.int64())),
+                "values": pa.array(values, pa.list_(pa.int8())),
+            }
+        )
+        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table)
+
+
+def merged(first: Marks, second: Marks) -> Marks:
+    """Both; what they say must not overlap."""
+    return Marks({**first.excluded, **second.excluded}, {**first.columns, **second.columns})
+
+
+@lru_cache(maxsize=4)
+def load_marks(file: str) -> Marks:
+    """Each tick's file has a name of its own, so a worker may remember what it read."""
+    if not file:
+        return Marks()
+    with pa.memory_map(file) as source:
+        table = pa.ipc.open_file(source).read_all()
+    excluded: dict[int, Offsets] = {}
+    columns: dict[str, dict[int, tuple[Offsets, Values]]] = {}
+    for name, partition, offsets, values in zip(
+        table.column("name").to_pylist(),
+        table.column("partition").to_pylist(),
+        _arrays(table.column("offsets"), np.int64),
+        _arrays(table.column("values"), np.int8),
+        strict=True,
+    ):
+        if name == _EXCLUDED:
+            excluded[partition] = offsets
+        else:
+            columns.setdefault(name, {})[partition] = (offsets, values)
+    return Marks(excluded, columns)
+
+
+def _arrays(column: pa.ChunkedArray, kind: type) -> Sequence[npt.NDArray[Any]]:
+    return [np.asarray(scalar.values, dtype=kind) for scalar in column]

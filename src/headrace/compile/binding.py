@@ -18,6 +18,7 @@ from headrace.model.plan import (
     BoundDistinct,
     BoundView,
     Partial,
+    Sliding,
     ViewPlan,
 )
 from headrace.model.types import DataType
@@ -47,6 +48,8 @@ def bind_view(
     columns |= {key.name.lower(): keys[key.name] for key in plan.keys}
     columns |= {partial.name.lower(): partials[partial.name] for partial in plan.partials}
     columns |= {distinct.name.lower(): BIGINT for distinct in plan.distincts}
+    plan, slidings = _bound_sliding(plan, {ROWS: BIGINT, **partials})
+    columns |= {column.name.lower(): column.type for column in slidings}
     for partial in plan.partials:
         _check_mergeable(plan, partial, partials[partial.name])
     finals = [
@@ -70,7 +73,23 @@ def bind_view(
         distincts=tuple(BoundDistinct(d.name, distincts[d.name]) for d in plan.distincts),
         finals=tuple(finals),
         having=having,
+        slidings=slidings,
     )
+
+
+def _bound_sliding(
+    plan: ViewPlan, types: Mapping[str, DataType]
+) -> tuple[ViewPlan, tuple[BoundColumn, ...]]:
+    """A frame's value is cast to the type of what it combines, as other merged values are."""
+    window = plan.window
+    if not isinstance(window, Sliding):
+        return plan, ()
+    columns = tuple(
+        replace(c, combine=f"CAST({c.combine} AS {store_type(types[c.partial])})")
+        for c in window.columns
+    )
+    bound = tuple(BoundColumn(c.name, types[c.partial]) for c in columns)
+    return replace(plan, window=replace(window, columns=columns)), bound
 
 
 def _check_mergeable(plan: ViewPlan, partial: Partial, of_type: DataType) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from headrace.model.types import DataType
 
-__all__ = ["COMBINE", "STORE_TYPES", "combine_sql", "store_type"]
+__all__ = ["COMBINE", "SLIDING", "STORE_TYPES", "combine_sql", "sliding_sql", "store_type"]
 
 _MEAN = "sum({count} * {avg}) / nullif(sum({count}), 0)"
 
@@ -25,6 +25,24 @@ COMBINE = {
     "m2": (
         "sum({self}) + list_sum(list_transform(list({{'n': {count}, 'mean': {avg}}}), "
         "lambda part: part.n * (part.mean - " + _MEAN + ") ** 2))"
+    ),
+}
+
+# The same over a frame of single events (see model/plan.py, SlidingColumn). Of one event the mean
+# is its value and the squared deviation 0, so the deviations are those of the values.
+_FINITE = "bool_and(isfinite({avg})) OVER _frame"
+SLIDING = {
+    "sum": "sum({self}) OVER _frame",
+    "count": "sum({self}) OVER _frame",
+    "min": "min({self}) OVER _frame",
+    "max": "max({self}) OVER _frame",
+    "min_by": "arg_min_null({self}, {order}) OVER _frame",
+    "max_by": "arg_max_null({self}, {order}) OVER _frame",
+    "avg": "avg({self}) OVER _frame",
+    "m2": (
+        "CASE WHEN " + _FINITE + " THEN "
+        "var_pop(CASE WHEN isfinite({avg}) THEN {avg} END) OVER _frame * "
+        "count({avg}) OVER _frame WHEN NOT " + _FINITE + " THEN CAST('NaN' AS DOUBLE) END"
     ),
 }
 
@@ -47,6 +65,12 @@ def combine_sql(function: str, columns: dict[str, str]) -> str:
     """`columns` gives the state column of each role."""
     quoted = {role: '"' + name.replace('"', '""') + '"' for role, name in columns.items()}
     return COMBINE[function].format(**quoted)
+
+
+def sliding_sql(function: str, columns: dict[str, str]) -> str:
+    """As `combine_sql`, over the frame of a sliding window."""
+    quoted = {role: '"' + name.replace('"', '""') + '"' for role, name in columns.items()}
+    return SLIDING[function].format(**quoted)
 
 
 def store_type(spark: DataType) -> str:

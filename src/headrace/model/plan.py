@@ -16,11 +16,17 @@ from dataclasses import dataclass
 from headrace.model.types import DataType
 
 __all__ = [
+    "ASIDE",
     "BEYOND",
+    "CLOSES",
     "FIRST",
+    "FRAME",
     "LAST",
     "LATE",
+    "OPENS",
     "PANE",
+    "PASSED",
+    "POSITION",
     "ROWS",
     "BoundColumn",
     "BoundDistinct",
@@ -32,6 +38,7 @@ __all__ = [
     "Partial",
     "SessionWindow",
     "Sliding",
+    "SlidingColumn",
     "ViewPlan",
     "Window",
 ]
@@ -45,6 +52,14 @@ BEYOND = "_beyond"
 PANE_END = "_pane_end"  # BIGINT, only with a calendar window: where the pane ends, in microseconds
 FIRST = "_first"  # BIGINT, only with a session window: the lowest event time of the partial row
 LAST = "_last"  # BIGINT, likewise: the highest
+PASSED = "_passed"  # BIGINT, only with a sliding window: the watermark before the event
+# BIGINT, only with a sliding window: where BEYOND is 1 or more, rows before this time do not take
+# the event.
+ASIDE = "_aside"
+OPENS = "_opens"  # BOOLEAN, only with an event group: whether the event meets `open`
+CLOSES = "_closes"  # BOOLEAN, likewise `close`
+POSITION = ("_partition", "_offset")  # INT and BIGINT, likewise: where the event stands in the log
+FRAME = "_frame"  # the name of the window in a SlidingColumn's `combine`
 ROWS = "_rows"  # BIGINT, how many events went into the row; in the partials of every view
 
 
@@ -129,18 +144,41 @@ class EventGroup:
 
 
 @dataclass(frozen=True)
-class Sliding:
-    """One `aggregate(…) OVER (PARTITION BY … ORDER BY event time RANGE BETWEEN INTERVAL …
-    PRECEDING AND CURRENT ROW)`: `keys` are names of the plan's keys, `partials` names of its
-    partials, which here are inputs by event (the store aggregates them over the range with their
-    `combine`); `name` is the column under which `final`, Spark SQL over those partials, is read in
-    finals. A range of None is unbounded."""
+class SlidingColumn:
+    """One state column of a view with OVER (…). `combine` is store SQL over the partials (which
+    here are inputs by event) and ROWS, in which every aggregate is followed by `OVER _frame` (see
+    FRAME): the store makes _frame the events of the same keys from `range_microseconds` before
+    the row's time up to it, those at that very time included. A range of None is unbounded. Its
+    type is that of `partial`, one of the plan's partials or ROWS."""
 
     name: str
-    keys: tuple[str, ...]
+    partial: str
     range_microseconds: int | None
-    partials: tuple[str, ...]
-    final: str
+    combine: str
+
+
+@dataclass(frozen=True)
+class Sliding:
+    """`aggregate(…) OVER (PARTITION BY … ORDER BY event time RANGE BETWEEN INTERVAL … PRECEDING
+    AND CURRENT ROW)`: one row per event, so the plan's keys hold `_partition`, `_offset` and what
+    the SELECT list says of the event alone. `keys` are those of the plan's keys that stand under
+    PARTITION BY, the same for all columns of a view. Finals read the names of `columns` as those
+    of state columns.
+
+    PANE is the event's time. The window of a row is its own instant: window_start is the event's
+    time, window_end a microsecond later. For lateness an event has two windows: its own row
+    (passed when the watermark is after it), and the last moment that its range reaches; so LATE
+    and BEYOND are 2 where no row can take it any more."""
+
+    keys: tuple[str, ...]
+    columns: tuple[SlidingColumn, ...]
+
+    @property
+    def range_microseconds(self) -> int | None:
+        """The widest."""
+        ranges = [column.range_microseconds for column in self.columns]
+        known = [r for r in ranges if r is not None]
+        return max(known, default=0) if len(known) == len(ranges) else None
 
 
 @dataclass(frozen=True)
@@ -149,14 +187,13 @@ class ViewPlan:
     NULL). `finals` and `having` are written in Spark SQL over state columns, window_start and
     window_end, ready to be bound. `fingerprint` changes whenever stored state would mean
     something else. `sql` is the whole query in plain Spark SQL: the oracle's text.
-    `is_global` means no GROUP BY: the view has exactly one row, also with no event. Views with
-    `slidings` have one row per event, with `_partition` and `_offset` among the keys."""
+    `is_global` means no GROUP BY: the view has exactly one row, also with no event."""
 
     view: str
     stream: str
     where: str | None
     keys: tuple[Expression, ...]
-    window: Window | CalendarWindow | SessionWindow | EventGroup | None
+    window: Window | CalendarWindow | SessionWindow | EventGroup | Sliding | None
     partials: tuple[Partial, ...]
     distincts: tuple[Distinct, ...]
     finals: tuple[Expression, ...]
@@ -164,7 +201,6 @@ class ViewPlan:
     is_global: bool
     fingerprint: str
     sql: str
-    slidings: tuple[Sliding, ...] = ()
     emits_on_close: bool = False
 
 
@@ -186,12 +222,16 @@ class BoundView:
     `finals` as (column, store SQL) with Spark's type of the whole query's column.
 
     Partial tables handed to the store have the columns: keys, then PANE, LATE and BEYOND if
-    windowed, PANE_END with a calendar window, then ROWS, then FIRST and LAST with a session window,
-    then partials. State tables have: keys, then `window_start`, `window_end` (TIMESTAMP) and
-    `revision` (BIGINT) if windowed, then ROWS, then partials, then one BIGINT per distinct.
+    windowed, PANE_END with a calendar window, PASSED and ASIDE with a sliding one, POSITION, OPENS
+    and CLOSES with an event group, then ROWS, then FIRST and LAST with a session window, then
+    partials. With a sliding window or an event group each row is one event, PANE its time.
 
-    The public columns are the finals; a view with a window, or with slidings, has two more at the
-    end: `revision` BIGINT and `final` BOOLEAN, which is window_end ≤ the view's watermark.
+    State tables have: keys, then `window_start`, `window_end` (TIMESTAMP) and `revision` (BIGINT)
+    if windowed, then ROWS, then partials, then one BIGINT per distinct; what a sliding window adds
+    is in `slidings`, in the order of its columns (see store/sliding.py).
+
+    The public columns are the finals; a view with a window has two more at the end: `revision`
+    BIGINT and `final` BOOLEAN, which is window_end ≤ the view's watermark.
     """
 
     plan: ViewPlan
@@ -200,6 +240,7 @@ class BoundView:
     distincts: tuple[BoundDistinct, ...]
     finals: tuple[tuple[BoundColumn, str], ...]
     having: str | None
+    slidings: tuple[BoundColumn, ...] = ()
 
     @property
     def name(self) -> str:

@@ -11,7 +11,18 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pytest
 
-from headrace.log.contract import LogReader, LogWriter, PartitionBatch, stored_schema
+from headrace.log.contract import (
+    NO_EVENT_TIME,
+    Completeness,
+    Gap,
+    LineReport,
+    LogReader,
+    LogWriter,
+    PartitionBatch,
+    ProducerRange,
+    ProducerReport,
+    stored_schema,
+)
 from headrace.log.embedded import open_reader, open_writer
 from headrace.model.definitions import Column, Retention, Stream
 from headrace.model.settings import GatewaySettings, LogSettings
@@ -103,6 +114,79 @@ class EmbeddedBackend:
             item.close()
 
 
+class NaiveLines:
+    """Number lines the plain way: every number by itself, counted again after each step."""
+
+    def __init__(self) -> None:
+        self.lines: dict[tuple[str, int], dict[str, Any]] = {}
+        self.heard: dict[str, int] = {}
+        self.resets: dict[str, int] = {}
+
+    def add(self, item: ProducerRange, at: int) -> None:
+        self.heard[item.producer] = max(at, self.heard.get(item.producer, 0))
+        self.resets.setdefault(item.producer, 0)
+        if not item.count:
+            return
+        epochs = [epoch for producer, epoch in self.lines if producer == item.producer]
+        if epochs and item.epoch > max(epochs):
+            self.resets[item.producer] += 1
+        fresh = {"seen": set(), "fills": 0, "again": 0, "noticed": {}, "times": [], "events": []}
+        line = self.lines.setdefault((item.producer, item.epoch), fresh)
+        seen = line["seen"]
+        highest = max(seen, default=-1)
+        for number in range(item.first, item.first + item.count):
+            line["again"] += number in seen
+            line["fills"] += number not in seen and number < highest
+        seen |= set(range(item.first, item.first + item.count))
+        missing = set(range(min(seen), max(seen))) - seen
+        noticed = line["noticed"]
+        line["noticed"] = {number: noticed.get(number, at) for number in missing}
+        line["times"].append(at)
+        line["events"].append(item.event_time_microseconds)
+
+    def reports(self) -> list[ProducerReport]:
+        return [self._report(producer) for producer in sorted(self.heard)]
+
+    def _report(self, producer: str) -> ProducerReport:
+        epochs = sorted((e for p, e in self.lines if p == producer), reverse=True)
+        lines = tuple(self._line(epoch, self.lines[producer, epoch]) for epoch in epochs)
+        return ProducerReport(producer, self.heard[producer], self.resets[producer], lines)
+
+    def _line(self, epoch: int, line: dict[str, Any]) -> LineReport:
+        seen, noticed, newest = line["seen"], line["noticed"], max(line["events"])
+        gaps: list[Gap] = []
+        for number in sorted(noticed):
+            if gaps and gaps[-1].last == number - 1:
+                assert gaps[-1].noticed_at_microseconds == noticed[number]
+                gaps[-1] = Gap(gaps[-1].first, number, noticed[number])
+            else:
+                gaps.append(Gap(number, number, noticed[number]))
+        return LineReport(
+            epoch,
+            min(seen),
+            max(seen),
+            len(seen),
+            len(noticed),
+            tuple(gaps),
+            False,
+            line["fills"],
+            line["again"],
+            line["times"][0],
+            max(line["times"]),
+            None if newest == NO_EVENT_TIME else newest,
+        )
+
+    def total(self) -> Completeness:
+        lines = self.lines.values()
+        return Completeness(
+            len(self.heard),
+            sum(len(line["noticed"]) for line in lines),
+            sum(line["fills"] for line in lines),
+            sum(line["again"] for line in lines),
+            sum(self.resets.values()),
+        )
+
+
 BACKENDS: dict[str, Callable[[Path], EmbeddedBackend]] = {"embedded": EmbeddedBackend}
 
 
@@ -130,6 +214,7 @@ class Shop:
     to: Callable[..., PartitionBatch] = to_partition
     ids: Callable[..., list[int]] = read_ids
     backend: type[EmbeddedBackend] = EmbeddedBackend
+    naive_lines: type[NaiveLines] = NaiveLines
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.log import commits, reading
-from headrace.log.contract import DeadLetter, Group, ProducerRange, Receipt
+from headrace.log.contract import (
+    NO_EVENT_TIME,
+    DeadLetter,
+    Group,
+    ProducerRange,
+    Receipt,
+    heard_note,
+    repeat_note,
+)
 from headrace.log.embedded import open_reader, open_writer, verify
 from headrace.model.errors import LogError
 from headrace.model.settings import GatewaySettings, LogSettings
@@ -169,7 +177,31 @@ class Model:
         rows = sum(rows for _, rows in parts)
         line = ProducerRange("transactions", "p", 0, number * 1_000, max(rows, 1))
         receipt = Receipt(b"%d" % number, b"", b"", number, (line,))
-        return Group(batches, (receipt,), (DeadLetter("refunds", number, "", b"raw", 0),))
+        receipts = (receipt, *self.notes(number))
+        return Group(batches, receipts, (DeadLetter("refunds", number, "", b"raw", 0),))
+
+    def notes(self, number: int) -> list[Receipt]:
+        """Numbers of other producers on `refunds`: out of order, again, of several epochs, or only
+        a sign of life. What group `number` holds follows from the number alone."""
+        source = random.Random(number)
+        made = []
+        for key in range(source.randrange(3)):
+            at = number * 10 + key
+            if source.random() < 0.2:
+                made.append(heard_note(at, "refunds", source.choice("qr")))
+                continue
+            item = ProducerRange(
+                "refunds",
+                source.choice("qr"),
+                source.choice((0, 0, 1, 3)),
+                source.randrange(40),
+                source.randrange(1, 7),
+                source.choice((NO_EVENT_TIME, at * 7 % 50)),
+            )
+            is_note = source.random() < 0.5
+            whole = Receipt(b"%d/%d" % (number, key), b"", b"", at, (item,))
+            made.append(repeat_note(at, item) if is_note else whole)
+        return made
 
     def check(self, directory: Path, writer: Any) -> None:
         number = len(self.stored)
@@ -192,6 +224,15 @@ class Model:
         assert letters == [n for n in range(len(self.stored)) if n not in self.resolved]
         found = writer.present(ProducerRange("transactions", "p", 0, 0, 10**9))
         assert sum(end - first for first, end in found) == present
+        self.check_lines(writer)
+
+    def check_lines(self, writer: Any) -> None:
+        naive = self.shop.naive_lines()
+        for number in range(len(self.stored)):
+            for note in self.notes(number):
+                naive.add(note.ranges[0], note.received_at_microseconds)
+        assert writer.producers("refunds", "", 10) == naive.reports()
+        assert writer.completeness("refunds") == naive.total()
 
 
 PARTS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40)), max_size=3)

@@ -18,7 +18,7 @@ from headrace.log import checkpoints
 from headrace.log.contract import Group, ProducerRange, Receipt
 from headrace.log.embedded import open_reader, open_writer, verify
 from headrace.log.ends import EndsReader, EndsWriter
-from headrace.log.receipts import Producers
+from headrace.log.producers import Producers
 from headrace.model.errors import LogError, LogLockedError
 from headrace.model.settings import GatewaySettings, LogSettings
 
@@ -257,7 +257,7 @@ def test_published_slots_are_never_mixed(tmp_path: Path) -> None:
 def test_interval_sets_are_sets(added: list[tuple[int, int]], first: int, count: int) -> None:
     producers, oracle = Producers(10, 1_000), set[int]()
     for low, size in added:
-        producers.add([ProducerRange("s", "p", 0, low, size)])
+        producers.add([ProducerRange("s", "p", 0, low, size)], 0)
         oracle |= set(range(low, low + size))
     found = producers.present(ProducerRange("s", "p", 0, first, count))
     assert {n for low, end in found for n in range(low, end)} == oracle & set(
@@ -272,5 +272,5 @@ def test_a_random_order_of_numbers_closes_every_gap() -> None:
     numbers = list(range(0, 500, 5))
     source.shuffle(numbers)
     for first in numbers:
-        producers.add([ProducerRange("s", "p", 0, first, 5)])
+        producers.add([ProducerRange("s", "p", 0, first, 5)], 0)
     assert producers.present(ProducerRange("s", "p", 0, 0, 1_000)) == [(0, 500)]

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from headrace.log.frames import replace_file
+from headrace.log.numbers import LineRecord
+from headrace.log.producers import WriterRecord
 from headrace.model.errors import LogCorruptError
 
 __all__ = ["Checkpoint", "Checkpoints"]
@@ -37,8 +39,9 @@ class Checkpoint:
     is_whole: bool
     ends: dict[int, int]
     receipts: list[bytes]
-    producers: list[tuple[str, str, int, list[int]]]
+    producers: list[LineRecord]
     dead_letters_dropped: int = 0
+    writers: list[WriterRecord] = field(default_factory=list)
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -72,8 +72,8 @@ class Commits:
                 hint="repair the disk if it failed, and start the gateway again",
             )
 
-    def commit(self, receipts: list[bytes], frames: Sequence[Frame]) -> None:
-        """Store all or nothing.
+    def commit(self, receipts: list[tuple[bytes, bytes]], frames: Sequence[Frame]) -> None:
+        """Store all or nothing. Receipts are given as (key, encoded).
 
         1. Write one journal entry, rotating first if the file is full.
         2. One fdatasync: from here on the group is stored.
@@ -83,7 +83,7 @@ class Commits:
         A failed write is taken back and the log goes on. After a failed fdatasync, or a failure
         while taking back, nothing can be appended until the log is opened anew.
         """
-        buffers = self._entry(receipts, frames)
+        buffers = self._entry([encoded for _, encoded in receipts], frames)
         began = self._journal.position
         slots = {frame.header.slot for frame in frames}
         marks = {slot: self.partitions[slot].mark() for slot in slots}
@@ -116,7 +116,7 @@ class Commits:
             self._failure = self._failure or f"a commit was interrupted: {error!r}"
             raise
         self.next_group += 1
-        self._fresh_receipts += receipts
+        self._fresh_receipts += [encoded for key, encoded in receipts if key]
         # 4.
         self.publish(list(slots))
 
@@ -189,14 +189,16 @@ class Commits:
         # 3.
         is_whole = self._checkpoints.wants_whole
         with self.memory_lock:
+            lines, writers = self.producers.take_changed(is_whole)
             checkpoint = Checkpoint(
                 covered,
                 self.next_group,
                 is_whole,
                 {slot: files.end for slot, files in self.partitions.items()},
                 self.receipts.encoded() if is_whole else self._fresh_receipts,
-                self.producers.take_changed(is_whole),
+                lines,
                 self.dead_letters_dropped,
+                writers,
             )
         self._fresh_receipts = []
         unsynced = set().union(*(files.take_unsynced() for files in self.partitions.values()))

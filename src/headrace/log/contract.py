@@ -17,14 +17,20 @@ from headrace.model.definitions import Stream
 __all__ = [
     "RECEIVED_AT",
     "Appended",
+    "Completeness",
     "DeadLetter",
+    "Gap",
     "Group",
+    "LineReport",
     "LogBatch",
     "LogReader",
     "LogWriter",
     "PartitionBatch",
     "ProducerRange",
+    "ProducerReport",
     "Receipt",
+    "heard_note",
+    "repeat_note",
     "stored_schema",
 ]
 
@@ -50,13 +56,15 @@ class PartitionBatch:
 
 @dataclass(frozen=True)
 class ProducerRange:
-    """Sequence numbers first … first + count - 1 of one producer's number line on one stream."""
+    """Sequence numbers first … first + count - 1 of one producer's number line on one stream, and
+    the highest event time that came with them. With `count` 0 the producer was only heard."""
 
     stream: str
     producer: str
     epoch: int
     first: int
     count: int
+    event_time_microseconds: int = NO_EVENT_TIME
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,9 @@ class Receipt:
     `key` is unique per request (stream and idempotency key, or stream, producer, epoch and first
     sequence number); `digest` is a digest of the body as the client meant it; `answer` is the
     response body; `ranges` are the sequence numbers now present in the log.
+
+    One with an empty key is a note: it is not kept for retries, only its ranges count, as durably
+    as those of any other (repeat_note, heard_note).
     """
 
     key: bytes
@@ -73,6 +84,68 @@ class Receipt:
     answer: bytes
     received_at_microseconds: int
     ranges: tuple[ProducerRange, ...] = ()
+
+
+def repeat_note(received_at_microseconds: int, again: ProducerRange) -> Receipt:
+    """That stored numbers were sent again: they count as duplicates, and nothing is stored."""
+    return Receipt(b"", b"", b"", received_at_microseconds, (again,))
+
+
+def heard_note(received_at_microseconds: int, stream: str, producer: str) -> Receipt:
+    """That a producer was heard from, without numbers."""
+    heard = ProducerRange(stream, producer, 0, 0, 0)
+    return Receipt(b"", b"", b"", received_at_microseconds, (heard,))
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Numbers first … last that have not come although a higher one had, and when that was."""
+
+    first: int
+    last: int
+    noticed_at_microseconds: int
+
+
+@dataclass(frozen=True)
+class LineReport:
+    """One number line of a producer. `lowest` is where it begins for the log: what is below was
+    never received, and whether it was sent is not known. `gaps` are the lowest ones."""
+
+    epoch: int
+    lowest: int
+    highest: int
+    present: int
+    missing: int
+    gaps: tuple[Gap, ...]
+    gaps_truncated: bool
+    late_fills: int
+    duplicates: int
+    first_received_at_microseconds: int
+    last_received_at_microseconds: int
+    last_event_time_microseconds: int | None
+
+
+@dataclass(frozen=True)
+class ProducerReport:
+    """One producer on one stream: when it was last heard from, how many times it took a higher
+    epoch, and its lines, newest epoch first."""
+
+    producer: str
+    heard_at_microseconds: int
+    resets: int
+    lines: tuple[LineReport, ...]
+    lines_truncated: bool = False
+
+
+@dataclass(frozen=True)
+class Completeness:
+    """All producers of one stream together. The last three only grow while a writer is open."""
+
+    producers: int = 0
+    missing: int = 0
+    late_fills: int = 0
+    duplicates: int = 0
+    resets: int = 0
 
 
 @dataclass(frozen=True)
@@ -177,6 +250,21 @@ class LogWriter(Protocol):
 
     def present(self, wanted: ProducerRange) -> Sequence[tuple[int, int]]:
         """Which of the wanted sequence numbers are already stored, as (first, end) intervals."""
+
+    def heard(self, stream: str, producer: str, received_at_microseconds: int) -> None:
+        """Remember that a producer was heard from. Kept with the next checkpoint: what must
+        survive a crash goes into a group as a heard_note."""
+
+    def completeness(self, stream: str) -> Completeness:
+        """The stream's producers in sum. Cheap."""
+
+    def producers(self, stream: str, after: str, limit: int) -> Sequence[ProducerReport]:
+        """The next producers by name, those of `after` left out. Bounded: LINES_MAX lines a
+        producer, GAPS_MAX gaps a line."""
+
+    def quiet_since(self, limits: Mapping[str, int]) -> Mapping[str, Sequence[tuple[str, int]]]:
+        """For each stream named, the producers last heard from before its limit (microseconds),
+        as (name, heard at), longest quiet first."""
 
     def resolve_dead_letters(self, numbers: Sequence[int]) -> None:
         """Durably mark dead letters as dealt with (re-submitted or discarded)."""

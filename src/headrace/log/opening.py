@@ -18,7 +18,8 @@ from headrace.log.deadletters import (
 from headrace.log.frames import fsync_directory
 from headrace.log.journal import Frame, Journal, JournalFile, journal_files, read_journal_file
 from headrace.log.layout import LETTERS_SLOT, RESOLVED_SLOT, Layout, partition_directory
-from headrace.log.receipts import Producers, Receipts, decode_receipt
+from headrace.log.producers import Producers
+from headrace.log.receipts import Receipts, decode_receipt
 from headrace.log.recovery import recover_partition
 from headrace.log.segments import PartitionFiles
 from headrace.model.errors import LogCorruptError
@@ -70,7 +71,7 @@ def open_log(
     durable: dict[int, int] = {}
     for checkpoint in checkpoints.load():
         _add_receipts(receipts, producers, checkpoint.receipts, with_ranges=False)
-        producers.load(checkpoint.producers)
+        producers.load(checkpoint.producers, checkpoint.writers)
         covered, next_group = checkpoint.journal, checkpoint.next_group
         durable, dropped = checkpoint.ends, checkpoint.dead_letters_dropped
 
@@ -82,8 +83,7 @@ def open_log(
     for file in found:
         for entry in file.entries:
             noted = notes_decoder.decode(entry.notes)
-            _add_receipts(receipts, producers, noted, with_ranges=True)
-            fresh += noted
+            fresh += _add_receipts(receipts, producers, noted, with_ranges=True)
             for frame in entry.frames:
                 frames[frame.header.slot].append(frame)
         next_group = file.first_group + len(file.entries)
@@ -158,9 +158,11 @@ def _read_journal(
 
 def _add_receipts(
     receipts: Receipts, producers: Producers, encoded: list[bytes], *, with_ranges: bool
-) -> None:
+) -> list[bytes]:
+    """Gives those that have a key: the others have said all they had to say."""
     decoded = [(decode_receipt(item), item) for item in encoded]
     receipts.add([(r.key, r.received_at_microseconds, item) for r, item in decoded])
     if with_ranges:
         for receipt, _ in decoded:
-            producers.add(receipt.ranges)
+            producers.add(receipt.ranges, receipt.received_at_microseconds)
+    return [item for receipt, item in decoded if receipt.key]

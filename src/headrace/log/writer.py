@@ -16,10 +16,12 @@ from headrace.log.contract import (
     NO_EVENT_TIME,
     RECEIVED_AT,
     Appended,
+    Completeness,
     DeadLetter,
     Group,
     PartitionBatch,
     ProducerRange,
+    ProducerReport,
     Receipt,
 )
 from headrace.log.deadletters import (
@@ -114,11 +116,14 @@ class EmbeddedWriter:
             first = self._letters.end
             if frames or encoded:
                 # 3.
-                self._commits.commit([item for _, _, item in encoded], frames)
+                self._commits.commit([(key, item) for key, _, item in encoded], frames)
                 # 4.
                 with self._commits.memory_lock:
                     self._commits.receipts.add(encoded)
-                    self._commits.producers.add(ranges)
+                    for receipt in group.receipts:
+                        self._commits.producers.add(
+                            receipt.ranges, receipt.received_at_microseconds
+                        )
             return Appended(tuple(base_offsets), tuple(range(first, first + len(group.dead))))
 
     def receipt(self, key: bytes) -> Receipt | None:
@@ -128,6 +133,22 @@ class EmbeddedWriter:
     def present(self, wanted: ProducerRange) -> Sequence[tuple[int, int]]:
         with self._commits.memory_lock:
             return self._commits.producers.present(wanted)
+
+    def heard(self, stream: str, producer: str, received_at_microseconds: int) -> None:
+        with self._commits.memory_lock:
+            self._commits.producers.heard(stream, producer, received_at_microseconds)
+
+    def completeness(self, stream: str) -> Completeness:
+        with self._commits.memory_lock:
+            return self._commits.producers.completeness(stream)
+
+    def producers(self, stream: str, after: str, limit: int) -> Sequence[ProducerReport]:
+        with self._commits.memory_lock:
+            return self._commits.producers.reports(stream, after, limit)
+
+    def quiet_since(self, limits: Mapping[str, int]) -> Mapping[str, Sequence[tuple[str, int]]]:
+        with self._commits.memory_lock:
+            return self._commits.producers.quiet_since(limits)
 
     def check_ranges(self, ranges: Sequence[ProducerRange]) -> None:
         """Raises ProducerGapsError if appending these would leave a producer with more gaps than

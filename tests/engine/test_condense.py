@@ -56,7 +56,7 @@ def test_rows_are_the_same_and_what_where_keeps_out_is_not_evaluated(
         ("u1", Decimal("67.50"), 0, 89.0),
     ]
     assert rig.store.dead_letters(None, 10) == []
-    (plan,) = rig.engine._ticker._plans.values()
+    (plan,) = rig.engine._ticker._computer._plans.values()
     assert (plan._runs_direct > 0) == condensing_stops
 
 
@@ -71,7 +71,7 @@ def test_small_ticks_never_wait_for_another_plan(make_rig: Callable[..., Any]) -
     for _ in range(3):
         rig.append("calls", [{"caller": number, "model": -number} for number in range(5_000)])
         rig.settle()
-    (plan,) = rig.engine._ticker._plans.values()
+    (plan,) = rig.engine._ticker._computer._plans.values()
     assert plan._condensing is not None
     assert not plan._direct._frames
     assert {row["n"] for row in rig.rows("a")} == {3}

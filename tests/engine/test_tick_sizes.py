@@ -46,7 +46,7 @@ def test_a_tick_that_fails_is_done_again_at_its_usual_size(
     rig.start()
     rig.append("calls", [{"model": "m", "caller": number % CALLERS} for number in range(EVENTS)])
     assert rig.engine.step().events == GROW_ROWS_MIN
-    (plan,) = rig.engine._ticker._plans.values()
+    (plan,) = rig.engine._ticker._computer._plans.values()
     with monkeypatch.context() as broken:
         broken.setattr(plan, "_run", lambda *_: (_ for _ in ()).throw(MemoryError()))
         assert rig.engine.step() is None

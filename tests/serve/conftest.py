@@ -109,13 +109,11 @@ class Shop:
     server: Server
     http: httpx.Client
     generation: int
-    offset: int = 0
 
     def tick(self, **payments: Sequence[tuple[str | None, str]]) -> int:
         """Commit one tick with (user, amount) per view and publish it; returns its number."""
         tick = self.store.last_tick() + 1
         watched = self.server.watched()
-        self.offset += 1
         writes = []
         for view, paid in payments.items():
             rows = [{"user_id": u, "_rows": 1, "total": Decimal(a)} for u, a in paid]
@@ -125,7 +123,7 @@ class Shop:
                     view,
                     pa.Table.from_pylist(rows, PARTIALS) if rows else None,
                     {},
-                    {0: self.offset},
+                    {0: self._next_offset(view) + count},
                     Counts(read=count, applied=count),
                     None,
                 )
@@ -135,9 +133,13 @@ class Shop:
         self.server.publish(changes)
         return tick
 
+    def _next_offset(self, view: str) -> int:
+        return self.store.catalog()[view].next_offsets.get(0, 0)
+
     def add_dead_letter(self, view: str) -> None:
         letter = StoreDeadLetter(view, "payments", 0, 17, "division by zero", '{"amount":0}')
-        write = ViewWrite(view, None, {}, {0: 18}, Counts(read=1, dead=1), None, (letter,))
+        offsets = {0: self._next_offset(view) + 1}
+        write = ViewWrite(view, None, {}, offsets, Counts(read=1, dead=1), None, (letter,))
         tick = self.store.last_tick() + 1
         self.store.commit(TickWrite(tick, self.generation, 0, (write,)))
 

@@ -44,12 +44,12 @@ def write_until_killed(file: Path, said: Connection) -> None:
                     plain,
                     [(key, 1, one, 1, one) for key in keys],
                     values={"cards": [(key, tick) for key in keys]},
-                    offsets={0: tick},
+                    offsets={0: tick * KEYS},
                 ),
                 view_write(
                     windows,
                     [(key, tick // 10 * 3 * SECOND, 0, 1, one, 1, one) for key in keys],
-                    offsets={0: tick},
+                    offsets={0: tick * KEYS},
                 ),
             )
         )

@@ -119,7 +119,7 @@ def test_a_partial_table_of_the_wrong_shape_is_refused_whole(open_backend: Opene
                     broken.tick,
                     generation,
                     0,
-                    (type(write)("sales", wrong, {}, {}, write.counts, None),),
+                    (type(write)("sales", wrong, {}, {0: 1}, write.counts, None),),
                 )
             )
     store.commit(tick_write(store, generation, write))

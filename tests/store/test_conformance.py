@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 
@@ -22,6 +23,7 @@ from store_cases import (
 )
 
 from headrace.model.errors import (
+    ConservationError,
     FencedError,
     MergeError,
     QueryError,
@@ -126,6 +128,29 @@ def test_having_lets_rows_enter_and_leave(store: Store) -> None:
     assert rows_of(store, "SELECT total FROM sales") == [(23,)]
 
 
+@pytest.mark.parametrize(
+    "counts", [Counts(read=2, applied=1), Counts(read=1, applied=1, dropped=1)]
+)
+def test_a_tick_whose_events_do_not_add_up_is_refused(store: Store, counts: Counts) -> None:
+    view = sales()
+    store.create_view(view, {0: 0})
+    row = ("ann", 1, ONE, 1, ONE)
+    write = view_write(view, [row], offsets={0: counts.read}, counts=counts)
+    with pytest.raises(ConservationError) as raised:
+        store.commit(tick_write(store, store.claim(), write))
+    assert raised.value.stream == "events"
+    assert store.last_tick() == 0
+    assert rows_of(store, "SELECT * FROM sales") == []
+
+
+def test_offsets_that_move_further_than_events_were_read_are_refused(store: Store) -> None:
+    view = sales()
+    store.create_view(view, {0: 0})
+    write = replace(view_write(view, None), next_offsets={0: 2})
+    with pytest.raises(ConservationError, match="moved by 2, but 0 events were read"):
+        store.commit(TickWrite(1, store.claim(), 0, (write,)))
+
+
 def test_tumbling_windows_have_utc_bounds_and_count_late_rows(store: Store) -> None:
     view = windowed_sales()
     store.create_view(view, {})
@@ -191,7 +216,7 @@ def test_distinct_values_count_once_per_key_and_window(store: Store) -> None:
 def test_progress_survives_reopening(open_backend: Opener) -> None:
     store = open_backend()
     view, idle = windowed_sales(), sales("idle")
-    store.create_view(view, {0: 5, 1: 7})
+    store.create_view(view, {0: 5, 1: 0})
     store.create_view(idle, {0: 1})
     generation = store.claim()
     row = ("ann", 0, 0, 1, ONE, 1, ONE)
@@ -204,8 +229,8 @@ def test_progress_survives_reopening(open_backend: Opener) -> None:
                 view_write(
                     view,
                     [row],
-                    offsets={1: 8 + tick},
-                    counts=Counts(4, 1, 2, 1, 1),
+                    offsets={1: 4 * (1 + tick)},
+                    counts=Counts(read=4, applied=1, filtered=2, late=1, dead=1),
                     watermark=tick * SECOND,
                     dead=(letter,),
                 ),
@@ -216,8 +241,8 @@ def test_progress_survives_reopening(open_backend: Opener) -> None:
     store = open_backend()
     assert store.last_tick() == 3
     entry = store.catalog()["sales"]
-    assert entry.next_offsets == {0: 5, 1: 10}
-    assert entry.totals == Counts(12, 3, 6, 3, 3)
+    assert entry.next_offsets == {0: 5, 1: 12}
+    assert entry.totals == Counts(read=12, applied=3, filtered=6, late=3, dead=3)
     assert entry.watermark_microseconds == 2 * SECOND
     assert entry.status == ViewStatus("live", "all well")
     assert store.catalog()["idle"].next_offsets == {0: 1}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from headrace.compile import plan_view
 from headrace.engine.binding import bind, declare_stream
 from headrace.engine.views import LiveView
+from headrace.engine.windows import sets_aside
 from headrace.log.contract import LogReader
 from headrace.model.definitions import Project, Stream, View
 from headrace.model.errors import EngineError, HeadraceError, ViewChangedError
@@ -34,6 +35,8 @@ def open_views(
     for stream in project.streams:
         views = [view.name for view in project.views if view.source == stream.name]
         declare_stream(spark, stream, views)
+        if sets_aside(stream):
+            store.declare_stream(stream)
     for name in catalog.keys() - {view.name for view in project.views}:
         if catalog[name].status != REMOVED:
             log.warning("view %s is no longer defined: it is closed, and its state is kept", name)

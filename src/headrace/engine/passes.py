@@ -1,8 +1,9 @@
 """From groupings to the one pass of Spark SQL that computes all their partials.
 
-Each event becomes one struct per grouping it feeds (none where the view's WHERE fails); one
-GROUP BY over tag and keys then gives every view's partials at once. Columns of equal type share a
-slot, so the pass is as wide as the widest view, not as all of them together.
+Each event becomes one struct per grouping it feeds; one GROUP BY over tag and keys then gives every
+view's partials at once. Columns of equal type share a slot, so the pass is as wide as the widest
+view, not as all of them together. Where a view's WHERE fails, the struct has a tag of its own and
+nothing else: so Spark counts what a view filtered, as it counts what the view takes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from headrace.engine.groupings import Grouping
 from headrace.model.plan import ROWS
 from headrace.model.types import DataType
 
-__all__ = ["Pass", "aggregate_sql", "build_condensed_pass", "build_pass"]
+__all__ = ["FILTERED", "Pass", "aggregate_sql", "build_condensed_pass", "build_pass"]
+
+FILTERED = "_filtered"  # in the place of a distinct's name: the table that counts filtered events
 
 
 @dataclass
@@ -40,6 +43,18 @@ class _Layout:
     tag: int
     grouping: Grouping
     columns: tuple[tuple[str, str], ...]  # (name, column of the result)
+
+    @property
+    def counts_filtered(self) -> bool:
+        return self.grouping.distinct is None and self.grouping.where is not None
+
+    @property
+    def rows_column(self) -> str:
+        return next(column for name, column in self.columns if name == ROWS)
+
+
+def _filtered_tag(tag: int) -> int:
+    return -1 - tag
 
 
 @dataclass(frozen=True)
@@ -64,11 +79,16 @@ class Pass:
         return f"SELECT {self.chosen} FROM ({inner}) WHERE tag IS NOT NULL GROUP BY {self.by}"
 
     def split(self, result: pa.Table) -> dict[tuple[str, str | None], pa.Table]:
-        """The partial table of each (view, distinct); groupings without rows are left out."""
+        """The partial table of each (view, distinct), groupings without rows left out; and for
+        each view with a WHERE how many events it filtered, under FILTERED."""
         tables: dict[tuple[str, str | None], pa.Table] = {}
         tags = result.column("tag")
         for layout in self.layouts:
-            mine = result if len(self.layouts) == 1 else result.filter(pc.equal(tags, layout.tag))
+            mine = result.filter(pc.equal(tags, layout.tag))
+            if layout.counts_filtered:
+                filtered = result.filter(pc.equal(tags, _filtered_tag(layout.tag)))
+                rows = filtered.column(layout.rows_column)
+                tables[(layout.grouping.view, FILTERED)] = pa.table([rows], [ROWS])
             if mine.num_rows == 0:
                 continue
             arrays = [mine.column(column) for _, column in layout.columns]
@@ -117,8 +137,7 @@ def build_pass(groupings: Sequence[Grouping], types: Mapping[str, DataType]) -> 
         structs.append((grouping, filled))
         layouts.append(_Layout(tag, grouping, tuple(columns)))
     elements = [
-        _struct_sql(tag, grouping.where, filled, inputs)
-        for tag, (grouping, filled) in enumerate(structs)
+        _struct_sql(tag, grouping, filled, inputs) for tag, (grouping, filled) in enumerate(structs)
     ]
     by = ", ".join(["tag", *key_slots])
     chosen = ", ".join([by, *(f"{sql} AS {name}" for sql, name in aggregates.items())])
@@ -132,13 +151,23 @@ def build_condensed_pass(groupings: Sequence[Grouping], types: Mapping[str, Data
 
 
 def _struct_sql(
-    tag: int, where: str | None, filled: Mapping[str, str], inputs: Mapping[str, str]
+    tag: int, grouping: Grouping, filled: Mapping[str, str], inputs: Mapping[str, str]
 ) -> str:
+    struct = _tagged(tag, filled, inputs)
+    if grouping.where is None:
+        return struct
+    otherwise = "NULL"
+    if grouping.distinct is None:
+        rows = {name: sql for name, sql in filled.items() if sql == grouping.rows}
+        otherwise = _tagged(_filtered_tag(tag), rows, inputs)
+    return f"IF({grouping.where}, {struct}, {otherwise})"
+
+
+def _tagged(tag: int, filled: Mapping[str, str], inputs: Mapping[str, str]) -> str:
     parts = [f"'tag', {tag}"]
     for name, of_type in inputs.items():
         parts.append(f"'{name}', {filled.get(name) or f'CAST(NULL AS {of_type})'}")
-    struct = f"named_struct({', '.join(parts)})"
-    return struct if where is None else f"IF({where}, {struct}, NULL)"
+    return f"named_struct({', '.join(parts)})"
 
 
 def aggregate_sql(function: str, arguments: Sequence[str]) -> str:

@@ -205,12 +205,13 @@ class PreparedPlan:
         left = sum(pc.sum(table.column(ROWS)).as_py() for table in counter)
         if rows >= CONDENSE_ROWS_MIN and left > rows * CONDENSED_SHARE_MAX:
             self._runs_direct = CONDENSE_AGAIN_RUNS
-        partials = {
-            key: with_beyond(self._narrowed[key].widen(pa.concat_tables(tables)), self._stream)
-            for key, tables in merged.items()
-        }
+        partials = {key: self._widened(key, pa.concat_tables(t)) for key, t in merged.items()}
         check_texts(partials.values())
         return partials
+
+    def _widened(self, key: tuple[str, str | None], table: pa.Table) -> pa.Table:
+        known = self._narrowed.get(key)
+        return table if known is None else with_beyond(known.widen(table), self._stream)
 
 
 def _columns(stream: Stream, groupings: Sequence[Grouping]) -> tuple[str, ...]:

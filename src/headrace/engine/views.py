@@ -10,7 +10,7 @@ from headrace.model.definitions import Stream
 from headrace.model.plan import BoundView
 from headrace.store.contract import Counts, ViewStatus
 
-__all__ = ["Isolation", "LiveView", "ViewGroup", "choose_ranges", "group_views"]
+__all__ = ["Halt", "Isolation", "LiveView", "ViewGroup", "choose_ranges", "group_views", "moved"]
 
 Offsets = tuple[int, ...]
 
@@ -27,6 +27,15 @@ class Isolation:
     recent_dead: int = 0
 
 
+@dataclass(frozen=True)
+class Halt:
+    """The late event that a stream's views stopped before, and why it is late."""
+
+    partition: int
+    offset: int
+    reason: str
+
+
 @dataclass
 class LiveView:
     """`bound` is None for a view that Spark does not accept; it is listed, but never runs."""
@@ -39,10 +48,11 @@ class LiveView:
     watermark_microseconds: int | None = None
     totals: Counts = field(default_factory=Counts)
     isolation: Isolation | None = None
+    halt: Halt | None = None
 
     @property
     def is_running(self) -> bool:
-        return self.bound is not None and self.status.state == "live"
+        return self.bound is not None and self.status.state == "live" and self.halt is None
 
     @property
     def running_plan(self) -> BoundView:
@@ -99,6 +109,14 @@ def group_views(
                 )
             )
     return groups + behind
+
+
+def moved(offsets: Offsets, ranges: Sequence[Range]) -> Offsets:
+    """Where a view stands after these ranges."""
+    reached = list(offsets)
+    for r in ranges:
+        reached[r.partition] = r.end
+    return tuple(reached)
 
 
 def _least(first: Offsets, second: Offsets) -> Offsets:

@@ -16,6 +16,7 @@ HeadraceError
 │   ├── StoreLockedError       another process holds the store
 │   ├── FencedError            a newer engine has taken over; this one must stop
 │   ├── MergeError             merging one view's partials failed on data
+│   ├── ConservationError      the events of a tick do not add up; nothing of it was stored
 │   ├── ChangesExpiredError    the change feed no longer reaches back that far
 │   └── QueryError             a user's query is wrong, too long, too large or interrupted
 ├── EngineError            Spark or a tick failed
@@ -39,6 +40,7 @@ __all__ = [
     "BufferFullError",
     "ChangesExpiredError",
     "ClientError",
+    "ConservationError",
     "DefinitionError",
     "DefinitionErrors",
     "EngineError",
@@ -185,6 +187,16 @@ class MergeError(StoreError):
     def __init__(self, view: str, message: str) -> None:
         super().__init__(f"view {view}: {message}")
         self.view = view
+
+
+class ConservationError(StoreError):
+    """`stream` is the stream whose events, or whose views' events, do not add up."""
+
+    code = "conservation"
+
+    def __init__(self, stream: str, message: str) -> None:
+        super().__init__(message, hint="nothing of the tick was stored; see docs/reference/time.md")
+        self.stream = stream
 
 
 class ChangesExpiredError(StoreError):

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from headrace.model.definitions import Stream
 from headrace.model.plan import BoundView
 
 __all__ = [
@@ -21,7 +22,9 @@ __all__ = [
     "QueryResult",
     "Store",
     "StoreDeadLetter",
+    "StoredDecision",
     "StreamCounts",
+    "StreamProgress",
     "StreamWrite",
     "TickWrite",
     "ViewChange",
@@ -102,7 +105,11 @@ class StoreDeadLetter:
 class ViewWrite:
     """What a tick brings to one view: partial rows (see BoundView), distinct values per
     distinct name (columns: keys, PANE if windowed, `value`; several rows may be equal), and the
-    offsets the view will have reached. `partials` None means no event passed the view's WHERE."""
+    offsets the view will have reached. `partials` None means no event passed the view's WHERE.
+
+    `sided` holds the late events that are kept aside, a row for each window they missed:
+    window_start, window_end, watermark, `_partition`, `_offset`, then the event's stored columns.
+    `dropped` counts dropped ones by window: (start, end, events)."""
 
     view: str
     partials: pa.Table | None
@@ -111,6 +118,8 @@ class ViewWrite:
     counts: Counts
     watermark_microseconds: int | None
     dead: tuple[StoreDeadLetter, ...] = ()
+    sided: pa.Table | None = None
+    dropped: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -121,6 +130,25 @@ class TickWrite:
     generation: int
     started_at_microseconds: int
     views: tuple[ViewWrite, ...]
+    streams: tuple[StreamWrite, ...] = ()
+
+
+@dataclass(frozen=True)
+class StreamProgress:
+    """How far the furthest of a stream's views ever came, and what became of its events."""
+
+    next_offsets: Mapping[int, int]
+    totals: StreamCounts
+
+
+@dataclass(frozen=True)
+class StoredDecision:
+    """What an operator decided about one late event: apply, side or drop."""
+
+    stream: str
+    partition: int
+    offset: int
+    decision: str
 
 
 @dataclass(frozen=True)
@@ -197,6 +225,19 @@ class Store(Protocol):
     def catalog(self) -> Mapping[str, CatalogEntry]:
         """What the store holds state for, by view."""
 
+    def streams(self) -> Mapping[str, StreamProgress]:
+        """By stream; one that no view has read yet is missing."""
+
+    def declare_stream(self, stream: Stream) -> None:
+        """Make room for the stream's late events: the public view STREAM_late."""
+
+    def decide(self, decision: StoredDecision) -> None:
+        """Durably record what an operator decided; a later decision about the same event is
+        refused with StoreError."""
+
+    def decisions(self, stream: str) -> Sequence[StoredDecision]:
+        """All that were ever taken, ordered by partition and offset."""
+
     def create_view(self, view: BoundView, start_offsets: Mapping[int, int]) -> None:
         """State tables, the public SQL view, the change feed and the catalog entry, in one
         transaction. A global view gets its single row at once."""
@@ -217,8 +258,9 @@ class Store(Protocol):
         changed. One durable transaction: merge all partials, write offsets, counts, watermarks,
         dead letters, the change feed and the tick's ledger row; readers see all of it or nothing.
 
-        Raises FencedError, or MergeError naming the view when its data cannot be merged (for
-        example a BIGINT sum that overflows); then nothing is stored. Runs short of memory:
+        Raises FencedError; ConservationError naming the stream when the sums of its events, or of
+        a view's, do not come out even; MergeError naming the view when its data cannot be merged
+        (for example a BIGINT sum that overflows). Then nothing is stored. Runs short of memory:
         interrupts users' queries and tries again once.
         """
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,41 +11,35 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from headrace.model.errors import (
-    FencedError,
-    StoreError,
-    StoreLockedError,
-)
+from headrace.model.definitions import Stream
+from headrace.model.errors import StoreError, StoreLockedError
 from headrace.model.plan import BoundView
 from headrace.model.settings import StoreSettings
-from headrace.store.changes import Retention, encode_rows, read_changes
+from headrace.store.changes import read_changes
+from headrace.store.commits import Commits
 from headrace.store.connection import connect
 from headrace.store.contract import (
     CatalogEntry,
-    Freshness,
     Page,
     QueryResult,
     Store,
+    StoredDecision,
     StoreDeadLetter,
+    StreamProgress,
     TickWrite,
     ViewChange,
     ViewStatus,
-    ViewWrite,
 )
+from headrace.store.late import Late
 from headrace.store.ledger import (
     Ledger,
-    Moved,
     read_dead_letters,
-    read_freshness,
     read_ledger,
     read_state_sizes,
 )
-from headrace.store.merge import Merged
 from headrace.store.paging import read_page
 from headrace.store.queries import Queries, working_memory_bytes
 from headrace.store.views import Views
-
-log = logging.getLogger("headrace.store")
 
 __all__ = ["DuckStore", "open_store"]
 
@@ -92,23 +84,23 @@ class DuckStore:
         try:
             self._ledger = Ledger(self._connection)
             self._views = Views(self._connection, self._ledger, self._transaction)
-            self._load()
+            self._late = Late(self._connection, self._transaction)
+            self._commits = Commits(
+                self._connection,
+                settings,
+                self._ledger,
+                self._views,
+                self._late,
+                self._transaction,
+            )
+            self._commits.load()
         except BaseException:
             self._connection.close()
             raise
-        self._queries = Queries(self._connection, settings, self._views, self._write_behind)
-        self._is_closed = False
-
-    def _load(self) -> None:
-        self._views.load()
-        self._freshness = read_freshness(self._connection)
-        self._generation = self._ledger.number("generation")
-        self._retention = Retention(
-            self._settings.changes_ticks_max,
-            self._settings.changes_rows_max,
-            self._ledger.number("lowest_change_tick"),
+        self._queries = Queries(
+            self._connection, settings, self._views, self._late, self._write_behind
         )
-        self._retention.load(self._connection)
+        self._is_closed = False
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -128,26 +120,23 @@ class DuckStore:
         except duckdb.Error:
             # COMMIT itself failed and ended the transaction; whether it is durable only the
             # file can say.
-            self._load()
+            self._commits.load()
 
     # Ownership and catalog
 
     def claim(self) -> int:
-        with self._transaction():
-            generation = self._generation + 1
-            self._ledger.set_number("generation", generation)
-        self._generation = generation
-        return generation
+        with self._lock:
+            return self._commits.claim()
 
     def last_tick(self) -> int:
-        return self._freshness.tick
+        return self._commits.freshness.tick
 
     def catalog(self) -> Mapping[str, CatalogEntry]:
         return {name: stored.entry for name, stored in self._views.stored.items()}
 
     def create_view(self, view: BoundView, start_offsets: Mapping[int, int]) -> None:
         with self._lock:
-            self._views.create(view, start_offsets, self._freshness.tick)
+            self._views.create(view, start_offsets, self._commits.freshness.tick)
 
     def open_view(self, view: BoundView) -> None:
         with self._lock:
@@ -155,7 +144,7 @@ class DuckStore:
 
     def drop_view(self, name: str) -> None:
         with self._lock:
-            self._views.drop(name)
+            self._views.drop(name, self._late.forget)
 
     def set_status(self, name: str, status: ViewStatus) -> None:
         with self._lock:
@@ -166,126 +155,31 @@ class DuckStore:
     def commit(
         self, write: TickWrite, want_changes: frozenset[str] | None = None
     ) -> Sequence[ViewChange]:
-        """1. The generation and tick number are checked.
-        2. Each view's partials are merged into its state.
-        3. Progress with the changes, dead letters and the ledger row are added; what is past its
-           bound is dropped.
-        4. COMMIT: durable. Only then does this process's memory move on.
-        """
         with self._lock:
-            if write.generation != self._generation:
-                raise FencedError(
-                    f"generation {write.generation} was replaced by {self._generation}",
-                    hint="another engine took over; this one must stop",
-                )
-            if write.tick != self._freshness.tick + 1:
-                raise StoreError(f"tick {write.tick} does not follow {self._freshness.tick}")
-            changes = self._commit_or_again(write, want_changes)
+            changes = self._commits.commit(write, want_changes, self._make_room)
             if write.tick % KEEP_UP_TICKS == 0:
                 self._views.keep_up()
             return changes
 
-    def _commit_or_again(
-        self, write: TickWrite, want_changes: frozenset[str] | None
-    ) -> Sequence[ViewChange]:
-        try:
-            return self._commit(write, want_changes)
-        except duckdb.OutOfMemoryException:
-            self._queries.interrupt_all("a tick needs the memory")
-        try:
-            # If it was the COMMIT that failed, the tick may be durable all the same.
-            return () if self._freshness.tick == write.tick else self._commit(write, want_changes)
-        except duckdb.OutOfMemoryException as error:
-            raise StoreError(
-                f"tick {write.tick} needs more memory than the store may use: {error}",
-                hint="raise store.memory_mebibytes or lower engine.tick_rows_max",
-            ) from error
+    def _make_room(self) -> None:
+        self._queries.interrupt_all("a tick needs the memory")
 
-    def _commit(
-        self, write: TickWrite, want_changes: frozenset[str] | None
-    ) -> Sequence[ViewChange]:
-        lowest = None
-        try:
-            with self._transaction():
-                merged = self._views.merge(write.views, write.tick)
-                moved = {
-                    view.view: self._moved(view, merged.get(view.view)) for view in write.views
-                }
-                if moved:
-                    self._ledger.add_progress(write.tick, list(moved.values()))
-                dead = [(moved[v.view].number, letter) for v in write.views for letter in v.dead]
-                if dead:
-                    self._ledger.add_dead_letters(write.tick, dead)
-                if self._retention.is_exceeded:
-                    lowest = self._retention.shrunk_lowest_tick()
-                    self._prune(lowest)
-                committed_at = max(
-                    time.time_ns() // 1000, self._freshness.committed_at_microseconds
-                )
-                events = sum(view.counts.read for view in write.views)
-                self._ledger.add_tick(
-                    write.tick,
-                    write.generation,
-                    write.started_at_microseconds,
-                    committed_at,
-                    events,
-                )
-        except duckdb.OutOfMemoryException:
-            raise
-        except duckdb.Error as error:
-            raise StoreError(f"tick {write.tick} was not stored: {error}") from error
-        try:
-            self._accept(write, merged, moved, Freshness(write.tick, committed_at), lowest)
-        except Exception:  # it is durable, whatever this process can remember of it
-            log.exception("tick %s is read anew from the store", write.tick)
-            self._load()
-        return [
-            ViewChange(name, write.tick, result.before, result.after)
-            for name, result in merged.items()
-            if (want_changes is None or name in want_changes)
-            and (result.before.num_rows or result.after.num_rows)
-        ]
+    def streams(self) -> Mapping[str, StreamProgress]:
+        return self._commits.streams
 
-    def _moved(self, view: ViewWrite, merged: Merged | None) -> Moved:
-        stored = self._views.stored[view.view]
-        past = stored.entry
-        rows, before, after, state = 0, None, None, None
-        if merged is not None:
-            rows = merged.before.num_rows + merged.after.num_rows
-            before, after = encode_rows(merged.before), encode_rows(merged.after)
-            state = merged.state
-        return Moved(
-            stored.number,
-            {**past.next_offsets, **view.next_offsets},
-            past.totals.plus(view.counts),
-            view.watermark_microseconds
-            if view.watermark_microseconds is not None
-            else past.watermark_microseconds,
-            rows,
-            before,
-            after,
-            state,
-        )
+    # Late events
 
-    def _accept(
-        self,
-        write: TickWrite,
-        merged: Mapping[str, Merged],
-        moved: Mapping[str, Moved],
-        freshness: Freshness,
-        lowest: int | None,
-    ) -> None:
-        self._views.accept(write.tick, merged, moved)
-        self._retention.add(write.tick, sum(m.change_rows for m in moved.values()))
-        if lowest is not None:
-            self._retention.shrink(lowest)
-        self._freshness = freshness
+    def declare_stream(self, stream: Stream) -> None:
+        with self._lock:
+            self._late.declare(stream)
 
-    def _prune(self, lowest: int) -> None:
-        since = self._views.behind_since()
-        opened = [merge.schema.number for merge in self._views.merges.values()]
-        behind_since = self._freshness.tick + 1 if since is None else since
-        self._ledger.prune(self._freshness.tick, lowest, behind_since, opened)
+    def decide(self, decision: StoredDecision) -> None:
+        with self._lock:
+            self._late.decide(decision)
+
+    def decisions(self, stream: str) -> Sequence[StoredDecision]:
+        with self._lock:
+            return self._late.decisions(stream)
 
     # Reads
 
@@ -353,11 +247,7 @@ class DuckStore:
     def _checkpoint(self) -> None:
         with self._lock:
             self._views.write_behind(list(self._views.merges))
-            lowest = self._retention.shrunk_lowest_tick()
-            if lowest > self._retention.lowest_tick:
-                with self._transaction():
-                    self._prune(lowest)
-                self._retention.shrink(lowest)
+            self._commits.tidy_up()
             self._views.keep_up()
             try:
                 self._connection.execute("CHECKPOINT")
@@ -377,7 +267,7 @@ class DuckStore:
             "view_rows": {n: rows.get(v.number, 0) for n, v in self._views.stored.items()},
             "queries_running": max(self._queries.running, 0),
             "queries_interrupted": self._queries.interrupted,
-            "tick": self._freshness.tick,
+            "tick": self._commits.freshness.tick,
         }
 
     def close(self) -> None:

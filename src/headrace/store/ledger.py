@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields
 
 import duckdb
 import pyarrow as pa
@@ -22,6 +22,9 @@ from headrace.store.contract import (
     Counts,
     Freshness,
     StoreDeadLetter,
+    StreamCounts,
+    StreamProgress,
+    TickWrite,
     ViewStatus,
 )
 
@@ -46,7 +49,8 @@ TABLES = (
     " fingerprint VARCHAR, sql VARCHAR, columns VARCHAR, hidden VARCHAR, distincts BIGINT,"
     " state VARCHAR, detail VARCHAR, created_tick BIGINT, start_offsets VARCHAR)",
     "CREATE TABLE IF NOT EXISTS _headrace.ledger (tick BIGINT, generation BIGINT,"
-    " started_at TIMESTAMPTZ, committed_at TIMESTAMPTZ, events BIGINT, milliseconds DOUBLE)",
+    " started_at TIMESTAMPTZ, committed_at TIMESTAMPTZ, events BIGINT, milliseconds DOUBLE,"
+    " streams VARCHAR)",
     "CREATE TABLE IF NOT EXISTS _headrace.progress (tick BIGINT, number BIGINT, offsets VARCHAR,"
     " read BIGINT, applied BIGINT, filtered BIGINT, late BIGINT, sided BIGINT, dropped BIGINT,"
     " dead BIGINT, duplicate BIGINT, watermark BIGINT, change_rows BIGINT, before BLOB,"
@@ -63,6 +67,7 @@ LEDGER_SCHEMA = pa.schema(
         ("committed_at", pa.timestamp("us", "UTC")),
         ("events", pa.int64()),
         ("milliseconds", pa.float64()),
+        ("streams", pa.string()),
     ]
 )
 PROGRESS_SCHEMA = pa.schema(
@@ -167,17 +172,36 @@ class Ledger:
     # Ticks
 
     def add_tick(
-        self, tick: int, generation: int, started_at: int, committed_at: int, events: int
+        self, write: TickWrite, committed_at: int, streams: Mapping[str, StreamProgress]
     ) -> None:
+        """`streams` are all streams, as they stand after the tick."""
         row: dict[str, list[object]] = {
-            "tick": [tick],
-            "generation": [generation],
-            "started_at": [started_at],
+            "tick": [write.tick],
+            "generation": [write.generation],
+            "started_at": [write.started_at_microseconds],
             "committed_at": [committed_at],
-            "events": [events],
-            "milliseconds": [(committed_at - started_at) / 1000],
+            "events": [sum(view.counts.read for view in write.views)],
+            "milliseconds": [(committed_at - write.started_at_microseconds) / 1000],
+            "streams": [
+                json.dumps(
+                    {
+                        name: [list(progress.next_offsets.items()), astuple(progress.totals)]
+                        for name, progress in streams.items()
+                    }
+                )
+            ],
         }
         self._insert("ledger", row)
+
+    def stream_progress(self) -> dict[str, StreamProgress]:
+        found = self._connection.execute(
+            "SELECT streams FROM _headrace.ledger ORDER BY tick DESC LIMIT 1"
+        ).fetchall()
+        known = json.loads(found[0][0]) if found else {}
+        return {
+            name: StreamProgress(dict(map(tuple, offsets)), StreamCounts(*totals))
+            for name, (offsets, totals) in known.items()
+        }
 
     def add_progress(self, tick: int, moved: Sequence[Moved]) -> None:
         self._insert(

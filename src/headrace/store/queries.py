@@ -24,6 +24,7 @@ from headrace.model.settings import MEBIBYTE, StoreSettings
 from headrace.store.connection import arrow_reader
 from headrace.store.contract import Freshness, QueryResult
 from headrace.store.guard import check_query
+from headrace.store.late import Late
 from headrace.store.ledger import read_freshness
 from headrace.store.views import Views
 
@@ -76,9 +77,11 @@ class Queries:
         connection: duckdb.DuckDBPyConnection,
         settings: StoreSettings,
         views: Views,
+        late: Late,
         write_behind: Callable[[Sequence[str]], None],
     ) -> None:
         self._views = views
+        self._late = late
         self._write_behind = write_behind
         self._known_tick = 0  # some snapshot has seen it, so each later one does
         self._root = connection.cursor()
@@ -168,7 +171,7 @@ class Queries:
 
     def _streams_of_views(self) -> dict[str, str]:
         entries = [stored.entry for stored in self._views.stored.values()]
-        return {e.view: e.stream for e in entries if not e.status.is_closed}
+        return {**self._late.names, **{e.view: e.stream for e in entries if not e.status.is_closed}}
 
     # Reads by the store itself, in the user's name
 

@@ -140,7 +140,8 @@ class Views:
     def _probed(self) -> int:
         return int(self._connection.execute(HASH_PROBE).fetchall()[0][0])
 
-    def drop(self, name: str) -> None:
+    def drop(self, name: str, forget: Callable[[str], None]) -> None:
+        """`forget` is called within the transaction for what others keep of the view."""
         stored = self.find(name)
         name = stored.entry.view
         with self._transaction():
@@ -148,6 +149,7 @@ class Views:
                 self._connection.execute(statement)
             self._ledger.remove_view(stored.number)
             self._ledger.remove_number(_hash_name(stored.number))
+            forget(name)
         merge = self.merges.pop(name, None)
         if merge is not None:
             merge.close()

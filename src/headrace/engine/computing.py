@@ -1,0 +1,258 @@
+"""From ranges of events to partials: one run of a prepared plan, or more where it must be.
+
+- Events that others must judge (LATE is NULL) are judged, and the plan runs again.
+- A stream that halts on late events is cut before the first that nobody has decided.
+- A plan that fails on data runs for each view alone; a view that fails alone leaves the tick and
+  tries with half the rows, until one event is left, which becomes its dead letter.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.engine.failures import data_failure
+from headrace.engine.late_events import LateFinder
+from headrace.engine.late_windows import TIME
+from headrace.engine.marks import DECISION, Marks
+from headrace.engine.prepared import PartialTables, PreparedPlan
+from headrace.engine.source import OFFSET, PARTITION, WATERMARK, Range
+from headrace.engine.views import Halt, Isolation, LiveView, ViewGroup, moved
+from headrace.engine.windows import Decision
+from headrace.log.contract import LogReader
+from headrace.model.definitions import LatePolicy, Stream
+from headrace.model.plan import BEYOND, LATE
+from headrace.model.settings import Settings
+from headrace.store.contract import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Computed", "Computer"]
+
+log = logging.getLogger("headrace.engine")
+
+PLANS_MAX = 64
+_MARKS_NAME = "marks.arrow"
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What a run gave for some views of a group. `dead` names the reason by view, when the range
+    is the one event that fails; `late` are the late events of views that set some aside; `halt`
+    is where the stream must stop after these ranges."""
+
+    group: ViewGroup
+    ranges: tuple[Range, ...]
+    views: tuple[LiveView, ...]
+    tables: PartialTables
+    marks: Marks = field(default_factory=Marks)
+    dead: Mapping[str, str] = field(default_factory=dict)
+    late: Mapping[str, pa.Table] = field(default_factory=dict)
+    halt: Halt | None = None
+
+    @property
+    def rows(self) -> int:
+        return sum(r.rows for r in self.ranges)
+
+    @property
+    def duplicates(self) -> int:
+        return sum(self.marks.excluded_in(r.partition, r.start, r.end) for r in self.ranges)
+
+    @property
+    def next_offsets(self) -> tuple[int, ...]:
+        return moved(self.group.next_offsets, self.ranges)
+
+
+class Computer:
+    """Holds the prepared plans. Runs on the tick's thread."""
+
+    def __init__(
+        self, spark: SparkSession, reader: LogReader, store: Store, settings: Settings
+    ) -> None:
+        self._spark = spark
+        self._store = store
+        self._settings = settings
+        self._lanes = settings.engine.cores_used
+        self._pool = ThreadPoolExecutor(max(2, 2 * self._lanes), "headrace-lane")
+        self._plans: dict[tuple[str, ...], PreparedPlan] = {}
+        self._finder = LateFinder(spark, settings.log_directory, reader)
+        self._marks_written = 0
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def prepare(self, group: ViewGroup) -> None:
+        self._plan(group.stream, group.views).warm_up()
+
+    def growth(self, group: ViewGroup) -> int:
+        """How many times the usual rows the group's next run may take."""
+        if group.views[0].isolation is not None:
+            return 1
+        plan = self._plans.get(_plan_key(group.stream, group.views))
+        return plan.growth if plan is not None else 1
+
+    def compute(self, group: ViewGroup, ranges: tuple[Range, ...]) -> list[Computed]:
+        """The group's partials; when its shared plan fails on data, each view's on its own."""
+        try:
+            return [self._attempt(group, ranges)]
+        except Exception as error:
+            reason = data_failure(error)
+            if reason is None:
+                raise
+        if len(group.views) > 1:
+            alone = [replace(group, views=(view,)) for view in group.views]
+            return [done for one in alone for done in self.compute(one, ranges)]
+        return self.isolate(group, ranges, reason)
+
+    def isolate(self, group: ViewGroup, ranges: tuple[Range, ...], reason: str) -> list[Computed]:
+        """The view leaves the tick and tries again with half the rows, until one event is left."""
+        (view,) = group.views
+        rows = sum(r.rows for r in ranges)
+        if rows == 1:
+            marks = self._known_marks(group.stream, ranges)
+            return [Computed(group, ranges, group.views, {}, marks, dead={view.name: reason})]
+        kept = view.isolation or Isolation(moved(group.next_offsets, ranges), rows_max=rows)
+        kept.rows_max = rows // 2
+        view.isolation = kept
+        log.warning("view %s failed on data among %s events: %s", view.name, rows, reason)
+        return []
+
+    def _attempt(self, group: ViewGroup, ranges: tuple[Range, ...]) -> Computed:
+        marks = self._known_marks(group.stream, ranges)
+        tables = self._run(group, ranges, marks)
+        undecided = [view for view in group.views if _has_null(tables, view, BEYOND)]
+        if undecided:
+            cut, halt = self._cut(group.stream, undecided, ranges, marks)
+            if not cut:
+                return Computed(group, (), group.views, {}, halt=halt)
+            return replace(self._attempt(group, cut), halt=halt)
+        late = {
+            view.name: self._finder.find(
+                view.running_plan.plan, group.stream, ranges, self._file(marks)
+            )
+            for view in group.views
+            if _records_late(group.stream) and _sets_aside(tables, view)
+        }
+        return Computed(group, ranges, group.views, tables, marks, late=late)
+
+    def _known_marks(self, stream: Stream, ranges: Sequence[Range]) -> Marks:
+        """What is recorded of these events: the operator's decisions."""
+        columns: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        if stream.late_policy is LatePolicy.HALT:
+            for r in ranges:
+                mine = [
+                    (d.offset, Decision[d.decision.upper()])
+                    for d in self._store.decisions(stream.name)
+                    if d.partition == r.partition and r.start <= d.offset < r.end
+                ]
+                if mine:
+                    offsets, values = zip(*mine, strict=True)
+                    columns[r.partition] = (
+                        np.array(offsets, dtype=np.int64),
+                        np.array(values, dtype=np.int8),
+                    )
+        return Marks({}, {DECISION: columns} if columns else {})
+
+    def _run(self, group: ViewGroup, ranges: Sequence[Range], marks: Marks) -> PartialTables:
+        rows = sum(r.rows for r in ranges)
+        is_large = rows >= self._settings.engine.shuffle_rows_min
+        plan = self._plan(group.stream, group.views)
+        return plan.run(ranges, is_large, self._file(marks))
+
+    def _file(self, marks: Marks) -> str:
+        """Where the tasks find the marks. Two runs never share a name: workers remember files."""
+        if marks.is_empty:
+            return ""
+        directory = self._settings.run_directory
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / f"{self._marks_written}.{_MARKS_NAME}").unlink(missing_ok=True)
+        self._marks_written += 1
+        file = directory / f"{self._marks_written}.{_MARKS_NAME}"
+        marks.write(file)
+        return str(file)
+
+    def _cut(
+        self, stream: Stream, views: Sequence[LiveView], ranges: Sequence[Range], marks: Marks
+    ) -> tuple[tuple[Range, ...], Halt]:
+        """The ranges up to the first late event of each partition that nobody has decided, and
+        the first of those events."""
+        halts: dict[int, Halt] = {}
+        for view in views:
+            plan = view.running_plan.plan
+            found = self._finder.find(plan, stream, ranges, self._file(marks))
+            for row in found.filter(found.column(BEYOND).is_null()).to_pylist():
+                halt = Halt(row[PARTITION], row[OFFSET], _reason(view, row))
+                known = halts.get(halt.partition)
+                if known is None or halt.offset < known.offset:
+                    halts[halt.partition] = halt
+        cut = [
+            replace(r, end=halts[r.partition].offset) if r.partition in halts else r for r in ranges
+        ]
+        return tuple(r for r in cut if r.rows), halts[min(halts)]
+
+    def sided(self, done: Computed, view: LiveView) -> pa.Table | None:
+        late = done.late.get(view.name)
+        if late is None:
+            return None
+        return self._finder.sided(view.running_plan.plan, done.group.stream, late)
+
+    def _plan(self, stream: Stream, views: Sequence[LiveView]) -> PreparedPlan:
+        key = _plan_key(stream, views)
+        plan = self._plans.pop(key, None)
+        if plan is None:
+            if len(self._plans) >= PLANS_MAX:
+                self._plans.pop(next(iter(self._plans)))
+            plan = PreparedPlan(
+                self._spark,
+                self._settings.log_directory,
+                stream,
+                [view.running_plan.plan for view in views],
+                self._lanes,
+                self._pool,
+                self._settings.engine.tick_growth_max,
+            )
+        self._plans[key] = plan
+        return plan
+
+
+def _plan_key(stream: Stream, views: Sequence[LiveView]) -> tuple[str, ...]:
+    """By name too: a plan's tables carry the names of its views, and two may be defined alike."""
+    plans = sorted(f"{view.name} {view.running_plan.plan.fingerprint}" for view in views)
+    return (stream.name, *plans)
+
+
+def _has_null(tables: PartialTables, view: LiveView, column: str) -> bool:
+    partials = tables.get((view.name, None))
+    if partials is None or column not in partials.column_names:
+        return False
+    return bool(partials.column(column).null_count)
+
+
+def _records_late(stream: Stream) -> bool:
+    """Whether late events that are set aside are kept one by one."""
+    if stream.late_policy is LatePolicy.REVISE:
+        return stream.late_horizon_microseconds is not None
+    return stream.late_policy is not LatePolicy.DROP
+
+
+def _sets_aside(tables: PartialTables, view: LiveView) -> bool:
+    partials = tables.get((view.name, None))
+    if partials is None or BEYOND not in partials.column_names:
+        return False
+    return bool((partials.column(BEYOND).to_numpy() > 0).any())
+
+
+def _reason(view: LiveView, row: Mapping[str, int]) -> str:
+    behind = (row[WATERMARK] - row[TIME]) / 1_000_000
+    return (
+        f"event {row[OFFSET]} of partition {row[PARTITION]} is late for {row[LATE]} "
+        f"window{'s' if row[LATE] != 1 else ''} of view {view.name}: "
+        f"it is {behind:g} s behind the watermark"
+    )

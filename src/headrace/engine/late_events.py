@@ -1,0 +1,120 @@
+"""The late events of a tick, one by one. Partials only say how many there are; who they are is
+asked of Spark again, which is rare enough to be planned each time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.engine.groupings import groupings_of, needed_columns, with_beyond
+from headrace.engine.late_windows import TIME, missed_windows
+from headrace.engine.marks import DECISION
+from headrace.engine.source import (
+    EVENT_TIME,
+    OFFSET,
+    PARTITION,
+    RANGES_PROPERTY,
+    WATERMARK,
+    Range,
+    Source,
+    encode_ranges,
+)
+from headrace.engine.windows import Decision
+from headrace.log.contract import LogReader
+from headrace.model.definitions import LatePolicy, Stream
+from headrace.model.plan import BEYOND, LATE, PANE, PANE_END, ROWS, ViewPlan
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["LateFinder", "dropped_windows"]
+
+_OWN = (PANE, PANE_END, LATE, BEYOND)
+
+
+class LateFinder:
+    """Looks for late events of a range; used by the tick's thread alone."""
+
+    def __init__(self, spark: SparkSession, log_directory: Path, reader: LogReader) -> None:
+        self._spark = spark
+        self._log_directory = log_directory
+        self._reader = reader
+
+    def find(
+        self, plan: ViewPlan, stream: Stream, ranges: Sequence[Range], marks_file: str
+    ) -> pa.Table:
+        """Place, time, watermark, decision and pane of every event that is late for the view and
+        not applied to all its windows, or not decided yet; ordered by place."""
+        main = groupings_of(plan, stream)[0]
+        own = [(name, sql) for name, sql in main.keys if name in _OWN]
+        beyond = dict(own).get(BEYOND, dict(own)[LATE])
+        position = (PARTITION, OFFSET, EVENT_TIME, WATERMARK, DECISION)
+        names = dict.fromkeys((*needed_columns(stream, [main]), *position))
+        source = Source(self._log_directory, stream, tuple(names))
+        leaf = self._spark.range(0, 1, 1, 1).mapInArrow(source.reader_function(), source.ddl())
+        found = leaf.where(f"({main.where or 'true'}) AND coalesce({beyond}, 1) <> 0").selectExpr(
+            f"`{PARTITION}`",
+            f"`{OFFSET}`",
+            f"unix_micros(`{EVENT_TIME}`) AS {TIME}",
+            f"`{WATERMARK}`",
+            f"`{DECISION}`",
+            *(f"{sql} AS {name}" for name, sql in own),
+        )
+        encoded = encode_ranges([ranges], marks_file)
+        self._spark.sparkContext.setLocalProperty(RANGES_PROPERTY, encoded)
+        table = with_beyond(found.toArrow(), stream)
+        return table.sort_by([(PARTITION, "ascending"), (OFFSET, "ascending")])
+
+    def sided(self, plan: ViewPlan, stream: Stream, late: pa.Table) -> pa.Table | None:
+        """What is kept of the late events that are set aside: the event, and each window it
+        missed."""
+        if stream.late_policy is LatePolicy.HALT:
+            decisions = late.column(DECISION).to_numpy(zero_copy_only=False)
+            late = late.filter(pa.array(decisions == Decision.SIDE))
+        if late.num_rows == 0:
+            return None
+        rows, starts, ends = missed_windows(plan, late)
+        events = self._events(stream, late).take(pa.array(rows))
+        places = late.take(pa.array(rows))
+        moment = pa.timestamp("us", "UTC")
+        own = pa.table(
+            {
+                "window_start": pa.array(starts, pa.int64()).cast(moment),
+                "window_end": pa.array(ends, pa.int64()).cast(moment),
+                "watermark": places.column(WATERMARK).cast(moment),
+                PARTITION: places.column(PARTITION).cast(pa.int32()),
+                OFFSET: places.column(OFFSET),
+            }
+        )
+        for field in events.schema:
+            own = own.append_column(field, events.column(field.name))
+        return own
+
+    def _events(self, stream: Stream, late: pa.Table) -> pa.Table:
+        """The stored events at these places, in the same order."""
+        tables = []
+        partitions = late.column(PARTITION).to_numpy()
+        offsets = late.column(OFFSET).to_numpy()
+        for partition in np.unique(partitions):
+            mine = offsets[partitions == partition]
+            first, end = int(mine[0]), int(mine[-1]) + 1
+            found = self._reader.read_history(stream.name, int(partition), first, end)
+            whole = pa.Table.from_batches([piece.batch for piece in found])
+            tables.append(whole.take(pa.array(mine - first)))
+        return pa.concat_tables(tables)
+
+
+def dropped_windows(plan: ViewPlan, partials: pa.Table) -> list[tuple[int, int, int]]:
+    """(start, end, events) of each window that late events were dropped from."""
+    aside = partials.filter(pc.greater(partials.column(BEYOND), 0))
+    rows, starts, ends = missed_windows(plan, aside)
+    events = aside.column(ROWS).to_numpy()[rows]
+    counts: dict[tuple[int, int], int] = {}
+    for start, end, count in zip(starts.tolist(), ends.tolist(), events.tolist(), strict=True):
+        counts[(start, end)] = counts.get((start, end), 0) + count
+    return [(start, end, count) for (start, end), count in counts.items()]

@@ -1,0 +1,84 @@
+"""Which windows a late event missed, and how many of a tick's events were applied to none.
+
+Windows are counted as the store expands a pane: by their end, the first first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.model.plan import (
+    BEYOND,
+    FIRST,
+    LATE,
+    PANE,
+    PANE_END,
+    ROWS,
+    SessionWindow,
+    ViewPlan,
+    Window,
+)
+
+__all__ = ["TIME", "applied_rows", "count_rows", "missed_windows"]
+
+TIME = "_time"  # BIGINT: the event time of a late event in microseconds
+
+Numbers = npt.NDArray[np.int64]
+
+
+def _numbers(table: pa.Table, name: str) -> Numbers:
+    whole = table.column(name).combine_chunks().cast(pa.int64())
+    return np.asarray(whole.to_numpy(zero_copy_only=False), dtype=np.int64)
+
+
+def _windows_over(window: Window, panes: Numbers) -> tuple[Numbers, Numbers]:
+    """The start of the last window over each pane, and how many there are."""
+    slide = window.slide_microseconds
+    last = panes - np.mod(panes - window.origin_microseconds, slide)
+    return last, (last - panes + window.size_microseconds + slide - 1) // slide
+
+
+def is_applied(plan: ViewPlan, partials: pa.Table) -> npt.NDArray[np.bool_]:
+    """Which partial rows are applied to at least one window."""
+    beyond = _numbers(partials, BEYOND)
+    if not isinstance(plan.window, Window):
+        return beyond < 1
+    return beyond < _windows_over(plan.window, _numbers(partials, PANE))[1]
+
+
+def applied_rows(plan: ViewPlan, partials: pa.Table) -> pa.Table:
+    """Without the rows that are set aside from all their windows."""
+    if plan.window is None or pc.max(partials.column(BEYOND)).as_py() == 0:
+        return partials
+    return partials.filter(pa.array(is_applied(plan, partials)))
+
+
+def count_rows(plan: ViewPlan, partials: pa.Table) -> tuple[int, int, int]:
+    """Events applied, of those the late ones, and events set aside from all their windows."""
+    rows = _numbers(partials, ROWS)
+    if plan.window is None:
+        return int(rows.sum()), 0, 0
+    applied = is_applied(plan, partials)
+    late = applied & (_numbers(partials, LATE) > 0)
+    return int(rows[applied].sum()), int(rows[late].sum()), int(rows[~applied].sum())
+
+
+def missed_windows(plan: ViewPlan, late: pa.Table) -> tuple[Numbers, Numbers, Numbers]:
+    """For rows with PANE, BEYOND and the like: each window that a row is set aside from, as the
+    number of the row, the window's start and its end."""
+    beyond = _numbers(late, BEYOND)
+    rows = np.repeat(np.arange(late.num_rows), beyond)
+    place = np.arange(len(rows)) - np.repeat(np.cumsum(beyond) - beyond, beyond)
+    window = plan.window
+    if isinstance(window, Window):
+        last, count = _windows_over(window, _numbers(late, PANE))
+        starts = last[rows] - (count[rows] - 1 - place) * window.slide_microseconds
+        return rows, starts, starts + window.size_microseconds
+    if PANE_END in late.column_names:
+        return rows, _numbers(late, PANE)[rows], _numbers(late, PANE_END)[rows]
+    starts = _numbers(late, FIRST if FIRST in late.column_names else TIME)[rows]
+    gap = window.gap_microseconds if isinstance(window, SessionWindow) else 0
+    return rows, starts, starts + gap

@@ -1,0 +1,155 @@
+"""Late events that were not applied, and what operators decided about them.
+
+_headrace.sided_N     the events of stream N that are set aside: one row per event, view and
+                      window it missed, with the event's own columns
+main.STREAM_late      the same for everybody
+_headrace.dropped     how many events were dropped, by view and window
+_headrace.decisions   what was decided about the late events of streams that halt
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import duckdb
+import pyarrow as pa
+
+from headrace.model.definitions import Stream
+from headrace.model.errors import StoreError
+from headrace.model.types import DataType
+from headrace.store.connection import quoted, store_type
+from headrace.store.contract import StoredDecision, ViewWrite
+
+__all__ = ["LATE_SUFFIX", "Late"]
+
+LATE_SUFFIX = "_late"
+TABLES = (
+    "CREATE TABLE IF NOT EXISTS _headrace.late_streams (number BIGINT, stream VARCHAR)",
+    "CREATE TABLE IF NOT EXISTS _headrace.dropped (tick BIGINT, view VARCHAR, stream VARCHAR,"
+    " window_start TIMESTAMPTZ, window_end TIMESTAMPTZ, events BIGINT)",
+    "CREATE TABLE IF NOT EXISTS _headrace.decisions (stream VARCHAR, partition BIGINT,"
+    " position BIGINT, decision VARCHAR, decided_at TIMESTAMPTZ)",
+)
+_OWN = (
+    ("view", "VARCHAR"),
+    ("window_start", "TIMESTAMPTZ"),
+    ("window_end", "TIMESTAMPTZ"),
+    ("watermark", "TIMESTAMPTZ"),
+    ("_partition", "INTEGER"),
+    ("_offset", "BIGINT"),
+    ("_set_aside_in_tick", "BIGINT"),
+    ("_applied_in_tick", "BIGINT"),
+)
+_SLOT = "_sided_rows"
+
+
+class Late:
+    """Called by the one that writes; `names` is replaced as a whole, so that readers need no
+    lock."""
+
+    def __init__(
+        self,
+        connection: duckdb.DuckDBPyConnection,
+        transaction: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._connection = connection
+        self._transaction = transaction
+        for statement in TABLES:
+            connection.execute(statement)
+        found = connection.execute("SELECT stream, number FROM _headrace.late_streams").fetchall()
+        self._numbers: dict[str, int] = {stream: int(number) for stream, number in found}
+        self._decisions: dict[str, list[StoredDecision]] | None = None
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """The public views of late events, each with its stream."""
+        return {stream + LATE_SUFFIX: stream for stream in self._numbers}
+
+    def declare(self, stream: Stream) -> None:
+        """Make the table and the public view of the stream's late events, or add the columns it
+        has gained."""
+        if stream.name not in self._numbers:
+            number = max(self._numbers.values(), default=-1) + 1
+            with self._transaction():
+                own = ", ".join(f"{quoted(name)} {kind}" for name, kind in _OWN)
+                self._connection.execute(f"CREATE TABLE {_table(number)} ({own})")
+                self._connection.execute(
+                    "INSERT INTO _headrace.late_streams VALUES (?, ?)", [number, stream.name]
+                )
+            self._numbers = {**self._numbers, stream.name: number}
+        table = _table(self._numbers[stream.name])
+        columns = [(c.name, c.type) for c in stream.columns]
+        columns.append(("_received_at", DataType("TIMESTAMP")))
+        with self._transaction():
+            for name, of_type in columns:
+                self._connection.execute(
+                    f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {quoted(name)}"
+                    f" {store_type(of_type)}"
+                )
+            self._connection.execute(
+                f"CREATE OR REPLACE VIEW {quoted(stream.name + LATE_SUFFIX)} AS"
+                f" SELECT * FROM {table}"
+            )
+
+    def add(self, tick: int, stream: str, write: ViewWrite) -> None:
+        """Within the tick's transaction."""
+        if write.sided is not None:
+            if stream not in self._numbers:
+                raise StoreError(f"the late events of stream {stream} have no table")
+            count = write.sided.num_rows
+            rows = write.sided.append_column("view", pa.array([write.view] * count, pa.string()))
+            rows = rows.append_column("_set_aside_in_tick", pa.array([tick] * count, pa.int64()))
+            self._connection.register(_SLOT, rows)
+            self._connection.execute(
+                f"INSERT INTO {_table(self._numbers[stream])} BY NAME SELECT * FROM {_SLOT}"
+            )
+            self._connection.unregister(_SLOT)
+        for start, end, events in write.dropped:
+            self._connection.execute(
+                "INSERT INTO _headrace.dropped VALUES"
+                " (?, ?, ?, make_timestamptz(?), make_timestamptz(?), ?)",
+                [tick, write.view, stream, start, end, events],
+            )
+
+    def forget(self, view: str) -> None:
+        """The view begins anew: what was set aside for it is found again. Within a transaction."""
+        for number in self._numbers.values():
+            self._connection.execute(f"DELETE FROM {_table(number)} WHERE view = ?", [view])
+        self._connection.execute("DELETE FROM _headrace.dropped WHERE view = ?", [view])
+
+    def decide(self, decision: StoredDecision) -> None:
+        known = self.decisions(decision.stream)
+        place = (decision.partition, decision.offset)
+        if any((d.partition, d.offset) == place for d in known):
+            raise StoreError(
+                f"event {decision.offset} of partition {decision.partition} was decided before"
+            )
+        with self._transaction():
+            self._connection.execute(
+                "INSERT INTO _headrace.decisions VALUES (?, ?, ?, ?, make_timestamptz(?))",
+                [
+                    decision.stream,
+                    decision.partition,
+                    decision.offset,
+                    decision.decision,
+                    time.time_ns() // 1000,
+                ],
+            )
+        self._decisions = None
+
+    def decisions(self, stream: str) -> Sequence[StoredDecision]:
+        if self._decisions is None:
+            rows = self._connection.execute(
+                "SELECT stream, partition, position, decision FROM _headrace.decisions"
+                " ORDER BY partition, position"
+            ).fetchall()
+            self._decisions = {}
+            for row in rows:
+                self._decisions.setdefault(row[0], []).append(StoredDecision(*row))
+        return self._decisions.get(stream, [])
+
+
+def _table(number: int) -> str:
+    return f"_headrace.sided_{number}"

@@ -19,7 +19,7 @@ from headrace.compile import bind_view, parse_sql, plan_view
 from headrace.compile.duckdb_combine import store_type
 from headrace.model.definitions import Stream
 from headrace.model.errors import DefinitionError, DefinitionErrors
-from headrace.model.plan import ROWS, BoundView, Partial, ViewPlan
+from headrace.model.plan import ROWS, BoundView, Partial, ViewPlan, Window
 from headrace.model.types import DataType, type_from_arrow
 
 _FOR_A_HANDFUL_OF_ROWS = {
@@ -136,6 +136,7 @@ def _aggregate_sql(partial: Partial) -> str:
 def _keys_sql(plan: ViewPlan) -> list[str]:
     keys = [f"{key.sql} AS `{key.name}`" for key in plan.keys]
     if plan.window is not None:
+        assert isinstance(plan.window, Window)
         assert plan.window.size_microseconds == plan.window.slide_microseconds
         size, origin = plan.window.size_microseconds, plan.window.origin_microseconds
         micros = "unix_micros(_event_time)"

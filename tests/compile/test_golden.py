@@ -10,10 +10,23 @@ import pytest
 from headrace.compile import parse_sql, plan_view
 from headrace.model.definitions import Project
 from headrace.model.errors import DefinitionErrors
-from headrace.model.plan import ViewPlan
+from headrace.model.plan import (
+    CalendarWindow,
+    EventGroup,
+    SessionWindow,
+    Sliding,
+    ViewPlan,
+    Window,
+)
 
 HERE = Path(__file__).parent
 GOLDEN = sorted((HERE / "golden").glob("*.sql"))
+_KINDS = {
+    Window: "window",
+    CalendarWindow: "calendar",
+    SessionWindow: "session",
+    EventGroup: "group",
+}
 MUST_FAIL = sorted((HERE / "must_fail").glob("*.sql"))
 
 
@@ -44,11 +57,8 @@ def _plan_lines(plan: ViewPlan) -> list[str]:
     lines = [f"view {plan.view}{' (global)' if plan.is_global else ''}"]
     lines += [f"  where    {plan.where}"] if plan.where else []
     if plan.window is not None:
-        window = plan.window
-        lines.append(
-            f"  window   size {window.size_microseconds}, slide {window.slide_microseconds}, "
-            f"origin {window.origin_microseconds}, pane {window.pane_microseconds}"
-        )
+        lines += _window_lines(plan.window)
+    lines += ["  emits on window close"] if plan.emits_on_close else []
     lines += [f"  key      {key.name} = {key.sql}" for key in plan.keys]
     for partial in plan.partials:
         order = f" by {partial.order[0]}" if partial.order else ""
@@ -58,6 +68,18 @@ def _plan_lines(plan: ViewPlan) -> list[str]:
     lines += [f"  final    {final.name} = {final.sql}" for final in plan.finals]
     lines += [f"  having   {plan.having}"] if plan.having else []
     return [*lines, f"  sql      {plan.sql}"]
+
+
+def _window_lines(window: object) -> list[str]:
+    if isinstance(window, Sliding):
+        lines = [f"  sliding  by {', '.join(window.keys) or 'nothing'}"]
+        for column in window.columns:
+            back = column.range_microseconds
+            lines.append(f"    column {column.name} of {column.partial}, {back} us back")
+            lines.append(f"      combine {column.combine}")
+        return lines
+    parts = [f"{key.removesuffix('_microseconds')} {value}" for key, value in vars(window).items()]
+    return [f"  {_KINDS[type(window)]:<8} {', '.join(parts)}"]
 
 
 def _check(file: Path, text: str) -> None:

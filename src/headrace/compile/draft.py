@@ -19,8 +19,8 @@ class ViewDraft:
     """A view on its way through the passes, which resolve `select` in place and fill the rest.
 
     `keys` are the resolved GROUP BY expressions (the window first), `outputs` the resolved SELECT
-    list; `text` is the file of a view in SQL; `is_broken` stops the passes: what follows could only
-    report consequences.
+    list; `emits_on_close` is where EMIT ON WINDOW CLOSE stands, if it does; `text` is the file of a
+    view in SQL; `is_broken` stops the passes: what follows could only report consequences.
     """
 
     name: str
@@ -36,6 +36,7 @@ class ViewDraft:
     where: exp.Expr | None = None
     keys: list[exp.Expr] = field(default_factory=list)
     having: exp.Expr | None = None
+    emits_on_close: Location | None = None
     is_per_event: bool = False
     is_broken: bool = False
 

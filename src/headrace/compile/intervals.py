@@ -7,7 +7,13 @@ from decimal import Decimal
 
 from sqlglot import expressions as exp
 
-__all__ = ["IntervalError", "format_interval", "parse_interval", "parse_interval_node"]
+__all__ = [
+    "IntervalError",
+    "format_interval",
+    "interval_node",
+    "parse_interval",
+    "parse_interval_node",
+]
 
 _UNITS = {
     "microsecond": 1,
@@ -66,7 +72,17 @@ def parse_interval_node(node: exp.Expr) -> int:
             return parse_interval(node.this.name)
         if isinstance(unit, exp.Var):
             return parse_interval(f"{node.this.name} {unit.name}")
+    if isinstance(node, exp.Add):  # INTERVAL 1 HOUR 30 MINUTES
+        return parse_interval_node(node.this) + parse_interval_node(node.expression)
     raise IntervalError("a length of time must be written as text such as '3 seconds'")
+
+
+def interval_node(microseconds: int) -> exp.Interval:
+    """INTERVAL '1' HOUR: as `format_interval` spells it."""
+    count, unit = format_interval(microseconds).split()
+    return exp.Interval(
+        this=exp.Literal.string(count), unit=exp.Var(this=unit.removesuffix("s").upper())
+    )
 
 
 def format_interval(microseconds: int) -> str:

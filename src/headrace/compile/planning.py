@@ -7,7 +7,6 @@ stands above aggregates, and the window's bounds, is left to the store.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,18 +16,21 @@ from headrace.compile.aggregates import read_call
 from headrace.compile.dialect import canonical, identifier, parse_expression
 from headrace.compile.faults import keep_place
 from headrace.compile.finals import WRITTEN, check_final
+from headrace.compile.fingerprint import fingerprint
+from headrace.compile.oracle import oracle
+from headrace.compile.over import read_over
 from headrace.compile.resolved import (
     ResolvedView,
-    has_aggregate,
+    has_over,
     is_window_key,
     resolve_text,
     window_part,
 )
 from headrace.compile.state import RESERVED, State, unique_name
-from headrace.compile.windows import read_window
-from headrace.model.definitions import Project, Stream, View
+from headrace.compile.windows import AnyWindow, read_window
+from headrace.model.definitions import Project, View
 from headrace.model.errors import DefinitionError
-from headrace.model.plan import Expression, ViewPlan, Window
+from headrace.model.plan import Expression, Sliding, SlidingColumn, ViewPlan
 
 __all__ = ["plan_view", "split_view"]
 
@@ -58,6 +60,8 @@ class _Planner:
     on_fault: OnFault
     state: State
     keys: dict[str, Expression] = field(default_factory=dict)  # canonical text → key
+    slidings: dict[tuple[str, int | None], SlidingColumn] = field(default_factory=dict)
+    sliding_keys: tuple[str, ...] = ()
 
     def add_key(self, node: exp.Expr) -> Expression:
         text = canonical(node)
@@ -78,6 +82,8 @@ class _Planner:
         key = self.keys.get(text)
         if key is not None:
             return _placed(exp.Column(this=identifier(key.name)), node, text)
+        if isinstance(node, exp.Window):
+            return _placed(self.add_sliding(node), node, text)
         call = read_call(node)
         if call is not None:
             return _placed(self.state.final(call), node, text)
@@ -93,8 +99,29 @@ class _Planner:
             child.replace(self.to_state(original, below))
         return copied
 
+    def add_sliding(self, node: exp.Window) -> exp.Expr:
+        """The aggregate's final over state columns of its own range."""
+        over = read_over(node)
+        keys = tuple(dict.fromkeys(self.add_key(key).name for key in over.keys))
+        self.sliding_keys = self.sliding_keys or keys
+        combines = self.state.sliding_combines(over.call)
+
+        def of_range(part: exp.Expr) -> exp.Expr:
+            if not isinstance(part, exp.Column):
+                return part
+            kept = (part.name, over.range_microseconds)
+            if kept not in self.slidings:
+                wanted = f"{part.name.lstrip('_')}__over"
+                name = unique_name(wanted, self.state.taken)
+                self.slidings[kept] = SlidingColumn(name, *kept, combines[part.name])
+            return exp.Column(this=identifier(self.slidings[kept].name))
+
+        return self.state.final(over.call).transform(of_range, copy=False)
+
     def _is_for_spark(self, node: exp.Expr, is_conditional: bool) -> bool:
-        if not self.view.keys or is_conditional or _is_constant(node):
+        if self.view.has_over and isinstance(node, exp.Column):
+            return True  # the event's own, whatever happens to it
+        if not (self.view.keys or self.view.has_over) or is_conditional or _is_constant(node):
             return False
         if not isinstance(node, (exp.Condition, exp.Func)) or isinstance(node, exp.Interval):
             return False
@@ -137,7 +164,7 @@ class _Split:
 
     state: State
     keys: tuple[Expression, ...]
-    window: Window | None
+    window: AnyWindow | Sliding | None
     finals: tuple[Expression, ...]
     having: str | None
 
@@ -148,7 +175,7 @@ def split_view(view: ResolvedView, on_fault: OnFault) -> _Split:
     taken = {name.lower() for name in RESERVED}
     state = State(view.stream, view.is_global, taken)
     planner = _Planner(view, on_fault, state)
-    window = None
+    window: AnyWindow | Sliding | None = None
     for key in view.keys:
         if is_window_key(key):
             window = read_window(key)
@@ -167,6 +194,8 @@ def split_view(view: ResolvedView, on_fault: OnFault) -> _Split:
             condition = planner.to_state(view.having)
             check_final(condition, view.is_global, on_fault)
             having = canonical(condition)
+    if planner.slidings:
+        window = Sliding(planner.sliding_keys, tuple(planner.slidings.values()))
     return _Split(state, tuple(planner.keys.values()), window, tuple(finals), having)
 
 
@@ -184,61 +213,24 @@ def _build_plan(view: ResolvedView, on_fault: OnFault) -> ViewPlan:
         finals=split.finals,
         having=split.having,
         is_global=view.is_global,
-        fingerprint=_fingerprint(view),
-        sql=_oracle(view, split.state),
+        fingerprint=fingerprint(view, split.state),
+        sql=oracle(view, split.state, split.window),
+        emits_on_close=view.emits_on_close,
     )
 
 
 def _per_event(planner: _Planner) -> list[Expression]:
-    """Each event is its own group, told apart by its place in the log."""
+    """Each event is its own group, told apart by its place in the log. What looks around in the
+    others with OVER (…) is left to the store."""
     for name in ("_partition", "_offset"):
         planner.add_key(exp.Column(this=identifier(name)))
     finals = []
     for name, node in planner.view.outputs:
+        if has_over(node):
+            final = planner.to_state(node)
+            check_final(final, False, planner.on_fault)
+            finals.append(Expression(name, canonical(final)))
+            continue
         key = planner.add_key(node)
         finals.append(Expression(name, canonical(exp.Column(this=identifier(key.name)))))
     return finals
-
-
-def _oracle(view: ResolvedView, state: State) -> str:
-    outputs = tuple(_oracle_text(node, state) for _, node in view.outputs)
-    having = _oracle_text(view.having, state) if view.having is not None else None
-    return view.query(outputs, having)
-
-
-def _oracle_text(node: exp.Expr, state: State) -> str:
-    def exact(part: exp.Expr) -> exp.Expr:
-        call = read_call(part)
-        text = state.oracle(call) if call is not None else None
-        return parse_expression(text) if text is not None else part
-
-    if not has_aggregate(node):
-        return canonical(node)
-    return canonical(node.copy().transform(exact, copy=False))
-
-
-def _fingerprint(view: ResolvedView) -> str:
-    """Over all that gives stored state its meaning: the query, and of the stream the event time
-    and the types of its columns that the query mentions."""
-    stream = view.stream
-    sql = view.query(
-        tuple(canonical(node) for _, node in view.outputs),
-        canonical(view.having) if view.having is not None else None,
-    )
-    roots = [*(node for _, node in view.outputs), *view.keys, view.where, view.having]
-    mentioned = {
-        column.parts[0].name.lower()
-        for root in roots
-        if root is not None
-        for column in root.find_all(exp.Column)
-    }
-    lines = [sql, f"event time {stream.event_time}", *_column_lines(stream, mentioned)]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _column_lines(stream: Stream, mentioned: set[str]) -> list[str]:
-    return [
-        f"{column.name} {column.type} {'NULL' if column.nullable else 'NOT NULL'}"
-        for column in stream.columns
-        if column.name.lower() in mentioned
-    ]

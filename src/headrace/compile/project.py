@@ -113,6 +113,7 @@ def _view(
         view_names,
         faults,
         statement.text,
+        emits_on_close=statement.emits_on_close,
     )
     before = len(faults.errors)
     run_passes(draft)
@@ -127,5 +128,6 @@ def _view(
         where=canonical(draft.where) if draft.where is not None else None,
         keys=tuple(canonical(key) for key in draft.keys),
         having=canonical(draft.having) if draft.having is not None else None,
+        emits_on_close=draft.emits_on_close is not None,
         location=draft.location,
     )

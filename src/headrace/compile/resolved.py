@@ -9,9 +9,17 @@ from sqlglot import expressions as exp
 from headrace.compile.aggregates import read_call
 from headrace.compile.dialect import canonical, identifier, parse_expression
 from headrace.compile.functions import function_name
+from headrace.compile.windows import USAGE
 from headrace.model.definitions import Stream, View
 
-__all__ = ["ResolvedView", "has_aggregate", "is_window_key", "resolve_text", "window_part"]
+__all__ = [
+    "ResolvedView",
+    "has_aggregate",
+    "has_over",
+    "is_window_key",
+    "resolve_text",
+    "window_part",
+]
 
 
 @dataclass(frozen=True)
@@ -25,10 +33,15 @@ class ResolvedView:
     where: exp.Expr | None
     keys: tuple[exp.Expr, ...]
     having: exp.Expr | None
+    emits_on_close: bool = False
 
     @property
     def has_window(self) -> bool:
         return any(is_window_key(key) for key in self.keys)
+
+    @property
+    def has_over(self) -> bool:
+        return any(has_over(node) for _, node in self.outputs)
 
     @property
     def has_aggregates(self) -> bool:
@@ -43,13 +56,17 @@ class ResolvedView:
     def is_per_event(self) -> bool:
         return not self.keys and not self.has_aggregates
 
-    def query(self, outputs: tuple[str, ...], having: str | None) -> str:
-        """The whole view as one Spark SQL query, with these texts for outputs and HAVING."""
-        chosen = ", ".join(
+    def select(self, outputs: tuple[str, ...]) -> str:
+        """The SELECT list, with these texts for the outputs."""
+        return ", ".join(
             f"{text} AS {canonical(identifier(name))}"
             for text, (name, _) in zip(outputs, self.outputs, strict=True)
         )
-        sql = f"SELECT {chosen} FROM {canonical(identifier(self.stream.name))}"
+
+    def query(self, outputs: tuple[str, ...], having: str | None) -> str:
+        """The whole view as one Spark SQL query, with these texts for outputs and HAVING."""
+        source = canonical(identifier(self.stream.name))
+        sql = f"SELECT {self.select(outputs)} FROM {source}"
         if self.where is not None:
             sql += f" WHERE {canonical(self.where)}"
         if self.keys:
@@ -60,11 +77,17 @@ class ResolvedView:
 
 
 def has_aggregate(node: exp.Expr) -> bool:
-    return any(read_call(part) is not None for part in node.walk())
+    """Whether it needs a group; what is under OVER does not."""
+    parts = node.walk(prune=lambda part: isinstance(part, exp.Window))
+    return any(read_call(part) is not None for part in parts)
+
+
+def has_over(node: exp.Expr) -> bool:
+    return node.find(exp.Window) is not None
 
 
 def is_window_key(node: exp.Expr) -> bool:
-    return function_name(node) == "window"
+    return function_name(node) in USAGE
 
 
 def window_part(node: exp.Expr, has_window: bool) -> str | None:
@@ -87,4 +110,5 @@ def resolve_text(view: View, stream: Stream) -> ResolvedView:
         where=parse_expression(view.where) if view.where is not None else None,
         keys=tuple(parse_expression(key) for key in view.keys),
         having=parse_expression(view.having) if view.having is not None else None,
+        emits_on_close=view.emits_on_close,
     )

@@ -8,7 +8,7 @@ from sqlglot import expressions as exp
 
 from headrace.compile.aggregates import Aggregate, Call, Piece, find_aggregate
 from headrace.compile.dialect import canonical, identifier, parse_expression
-from headrace.compile.duckdb_combine import combine_sql
+from headrace.compile.duckdb_combine import combine_sql, sliding_sql
 from headrace.compile.known_types import known_type
 from headrace.model.definitions import Stream
 from headrace.model.plan import ROWS, Distinct, Partial
@@ -46,10 +46,7 @@ class State:
         if call.name == "count" and (call.is_star or len(call.arguments) != 1):
             return self._or_zero(self._count_rows(call))
         aggregate = _aggregate(call)
-        guard = _guard(aggregate, call)
-        columns: dict[str, str] = {}
-        for piece in aggregate.pieces:
-            columns[piece.role] = self._column(piece, call, guard, columns)
+        columns = self.columns(call)
         *function, last = aggregate.final
         final: exp.Expr = _column_node(columns[last])
         if function:
@@ -58,6 +55,26 @@ class State:
         if "avg" in aggregate.names:
             self._add_precision(final, call)
         return self._or_zero(final) if aggregate.empty == "0" else final
+
+    def columns(self, call: Call) -> dict[str, str]:
+        """The state columns the call is kept in, by their role."""
+        if call.name == "count" and (call.is_star or len(call.arguments) != 1):
+            return {"count": self._count_rows(call).name}
+        aggregate = _aggregate(call)
+        guard = _guard(aggregate, call)
+        columns: dict[str, str] = {}
+        for piece in aggregate.pieces:
+            columns[piece.role] = self._column(piece, call, guard, columns)
+        return columns
+
+    def sliding_combines(self, call: Call) -> dict[str, str]:
+        """How each state column of the call is combined over the frame of a sliding window."""
+        columns = self.columns(call)
+        functions = {partial.name: partial.function for partial in self.partials.values()}
+        return {
+            name: sliding_sql(functions.get(name, "sum"), {**columns, "self": name})
+            for name in columns.values()
+        }
 
     def _add_precision(self, final: exp.Expr, call: Call) -> None:
         """The type of an average follows from the type of what is averaged. Up to 28 digits the

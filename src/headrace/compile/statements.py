@@ -18,6 +18,9 @@ from headrace.model.errors import DefinitionError, Location
 
 __all__ = ["Statements", "ViewStatement", "read_statements"]
 
+_EMIT = ["EMIT", "ON", "WINDOW", "CLOSE"]
+_AFTER_EMIT = (["ON"], ["CHANGES"], ["FINAL"], ["AFTER"], ["WITH"])
+
 
 @dataclass(frozen=True)
 class ViewStatement:
@@ -25,6 +28,7 @@ class ViewStatement:
     location: Location
     query: exp.Expr
     text: SourceText | None = None
+    emits_on_close: Location | None = None  # where that is said
 
 
 @dataclass
@@ -103,4 +107,26 @@ def _read_view(reader: Reader) -> ViewStatement:
     rest = reader.rest()
     if not rest:
         raise reader.error("the query is missing", "… AS SELECT … FROM stream …")
-    return ViewStatement(name, location, parse_tokens(rest, reader.source), reader.source)
+    rest, emits = _without_emit(rest, reader.source)
+    query = parse_tokens(rest, reader.source)
+    return ViewStatement(name, location, query, reader.source, emits)
+
+
+def _without_emit(tokens: list[Token], source: SourceText) -> tuple[list[Token], Location | None]:
+    """The query's tokens, and where EMIT ON WINDOW CLOSE stands behind them."""
+    words = [
+        "" if token.token_type in (TokenType.IDENTIFIER, TokenType.STRING) else token.text.upper()
+        for token in tokens
+    ]
+    for place in range(len(words) - 1, 0, -1):
+        if words[place] == "EMIT" and words[place + 1 : place + 2] in _AFTER_EMIT:
+            location = source.location(tokens[place].start)
+            if words[place:] != _EMIT:
+                raise DefinitionError(
+                    "near 'EMIT': only EMIT ON WINDOW CLOSE is known",
+                    hint="write EMIT ON WINDOW CLOSE at the end, or leave it out: every change is "
+                    "published",
+                    location=location,
+                )
+            return tokens[:place], location
+    return tokens, None

@@ -15,9 +15,11 @@ from headrace.compile.passes.functions import check_functions
 from headrace.compile.passes.grouped import check_grouped
 from headrace.compile.passes.grouping import resolve_grouping
 from headrace.compile.passes.outputs import name_outputs
+from headrace.compile.passes.over import resolve_over
 from headrace.compile.passes.plan import check_plan
 from headrace.compile.passes.shape import check_shape
 from headrace.compile.passes.source import find_source
+from headrace.compile.passes.windowed import check_windowed
 
 __all__ = ["PASSES", "run_passes"]
 
@@ -25,11 +27,13 @@ PASSES: tuple[Callable[[ViewDraft], None], ...] = (
     check_shape,
     find_source,
     name_outputs,
+    resolve_over,
     resolve_grouping,
     resolve_columns,
     check_functions,
     check_aggregates,
     check_grouped,
+    check_windowed,
     check_plan,
 )
 

@@ -8,6 +8,7 @@ from headrace.compile.aggregates import AGGREGATES, Call, find_aggregate, read_c
 from headrace.compile.dialect import canonical
 from headrace.compile.draft import ViewDraft
 from headrace.compile.known_types import known_type
+from headrace.compile.passes.over import over_nodes
 from headrace.compile.resolved import has_aggregate, is_window_key, window_part
 
 __all__ = ["check_aggregates"]
@@ -38,6 +39,8 @@ def check_aggregates(draft: ViewDraft) -> None:
                 draft.fault(node, f"{call.name}() in {place}", hint)
                 break
     if draft.is_per_event:
+        for node in over_nodes(draft):
+            _check_below(draft, node.this)
         return
     for root in (*(node for _, node, _ in draft.outputs), draft.having):
         if root is not None:

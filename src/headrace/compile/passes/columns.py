@@ -10,12 +10,12 @@ from headrace.compile.aggregates import read_call
 from headrace.compile.dialect import identifier
 from headrace.compile.draft import ViewDraft
 from headrace.compile.faults import closest
-from headrace.compile.functions import is_bare_function
+from headrace.compile.functions import function_name, is_bare_function
 from headrace.compile.resolved import is_window_key
 
 __all__ = ["OWN_COLUMNS", "resolve_columns"]
 
-OWN_COLUMNS = ("_partition", "_offset", "_event_time", "_received_at")
+OWN_COLUMNS = ("_partition", "_offset", "_event_time", "_received_at", "_skew", "_quality")
 _UNIT_FUNCTIONS = ("timestampdiff", "timestampadd", "dateadd", "date_add", "datediff", "date_diff")
 
 
@@ -74,7 +74,7 @@ def _columns(root: exp.Expr) -> Iterator[exp.Column]:
 def _resolve_column(draft: ViewDraft, column: exp.Column, has_window: bool) -> None:
     parts = [part for part in column.parts if isinstance(part, exp.Identifier)]
     names = [part.name for part in parts]
-    if has_window and names[0].lower() == "window":
+    if has_window and names[0].lower() in _window_names(draft):
         _resolve_window(draft, column, names)
         return
     own = (draft.alias.lower(), draft.source.name.lower())
@@ -101,6 +101,16 @@ def _resolve_column(draft: ViewDraft, column: exp.Column, has_window: bool) -> N
         new.meta.update(old.meta)
     for key in ("this", "table", "db", "catalog"):
         column.set(key, resolved.pop() if resolved else None)
+
+
+def _window_names(draft: ViewDraft) -> tuple[str, ...]:
+    """`window`, and the function's own name, as Spark has it for sessions."""
+    own = next(name for key in draft.keys if (name := _window_name(key)) is not None)
+    return ("window", own)
+
+
+def _window_name(key: exp.Expr) -> str | None:
+    return function_name(key) if is_window_key(key) else None
 
 
 def _resolve_window(draft: ViewDraft, column: exp.Column, names: list[str]) -> None:

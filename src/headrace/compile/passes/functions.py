@@ -7,6 +7,7 @@ from sqlglot import expressions as exp
 from headrace.compile.draft import ViewDraft
 from headrace.compile.faults import closest
 from headrace.compile.functions import function_name, functions, is_bare_function, kind_of
+from headrace.compile.resolved import is_window_key
 
 __all__ = ["check_functions"]
 
@@ -25,7 +26,8 @@ _CLOCKS = (
 _ELSEWHERE = {
     "tumble": "write GROUP BY window(event_time, '10 seconds')",
     "hop": "write GROUP BY window(event_time, '10 seconds', '2 seconds')",
-    "session": "sessions are not in this version; window(event_time, '…') is",
+    "cumulate": "OVER (… RANGE BETWEEN … PRECEDING AND CURRENT ROW) looks back from each event",
+    "session": "write GROUP BY session_window(event_time, '10 minutes')",
 }
 
 
@@ -39,13 +41,6 @@ def check_functions(draft: ViewDraft) -> None:
 
 
 def _check(draft: ViewDraft, node: exp.Expr) -> None:
-    if isinstance(node, exp.Window):
-        draft.break_off(
-            node,
-            "OVER (…) is not in this version",
-            "group by window(event_time, '…') instead; exact sliding windows come later",
-        )
-        return
     if isinstance(node, exp.WithinGroup):
         draft.break_off(
             node,
@@ -60,6 +55,8 @@ def _check(draft: ViewDraft, node: exp.Expr) -> None:
         draft.fault(node, "a subquery is not in this version", "a view reads one stream")
         return
     name = function_name(node)
+    if is_window_key(node):
+        return  # checked with GROUP BY
     if name is not None and isinstance(node, exp.Anonymous):
         _check_kind(draft, node, name)
     elif isinstance(node, exp.Column) and _is_clock(draft, node):
@@ -95,11 +92,11 @@ def _check_kind(draft: ViewDraft, node: exp.Expr, name: str) -> None:
             f"{name}() makes several rows of one event, which is not in this version",
             "send one event per element",
         )
-    elif kind == "window" or name == "session_window":
+    elif kind == "window":
         draft.fault(
             node,
             f"{name}() is not in this version",
-            "group by window(event_time, '…') with count, sum, avg, min, max, first, last …",
+            "use count, sum, avg, min, max, first, last … OVER (…), or rank when querying",
         )
     elif name in ("window_time", "grouping", "grouping_id"):
         draft.fault(node, f"{name}() is not in this version", "use window.end")

@@ -8,8 +8,10 @@ from sqlglot import expressions as exp
 
 from headrace.compile.dialect import canonical, identifier
 from headrace.compile.draft import ViewDraft
+from headrace.compile.functions import function_name
 from headrace.compile.resolved import has_aggregate, is_window_key
-from headrace.compile.windows import WindowError, read_window, window_node
+from headrace.compile.windows import WindowError, is_event_time, read_window, window_node
+from headrace.model.plan import EventGroup
 
 __all__ = ["resolve_grouping"]
 
@@ -130,19 +132,17 @@ def _checked_window(draft: ViewDraft, node: exp.Expr) -> exp.Expr | None:
         return None
     column = node.expressions[0]
     stream = draft.source
-    accepted = ["_event_time", stream.event_time or "_received_at"]
-    if not isinstance(column, exp.Column) or column.name.lower() not in [
-        name.lower() for name in accepted
-    ]:
+    name = function_name(node)
+    if not isinstance(window, EventGroup) and not is_event_time(column, stream):
         event_time = stream.event_time or "_received_at"
         draft.fault(
             column,
-            f"window() is over {event_time}, the event time of stream {stream.name}",
-            f"window({event_time}, '…')"
+            f"{name}() is over {event_time}, the event time of stream {stream.name}",
+            f"{name}({event_time}, '…')"
             if stream.event_time
-            else f"window(_received_at, '…'), or say WATERMARK … in CREATE STREAM {stream.name}",
+            else f"{name}(_received_at, '…'), or say WATERMARK … in CREATE STREAM {stream.name}",
         )
         return None
-    made = window_node(stream.event_time or "_received_at", window)
+    made = window_node(node, window, stream)
     made.meta.update(node.meta)
     return made

@@ -20,6 +20,7 @@ def check_plan(draft: ViewDraft) -> None:
             where=draft.where,
             keys=tuple(draft.keys),
             having=draft.having,
+            emits_on_close=draft.emits_on_close is not None,
         ),
         draft.fault,
     )

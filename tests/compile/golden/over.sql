@@ -1,0 +1,37 @@
+CREATE STREAM readings (
+  sensor STRING NOT NULL, room STRING, value DOUBLE, cents DECIMAL(18, 2) NOT NULL,
+  at TIMESTAMP NOT NULL
+) WATERMARK at DELAY OF INTERVAL 5 SECONDS LATE REVISE;
+
+CREATE MATERIALIZED VIEW hourly AS
+SELECT sensor, at, value,
+       avg(value) OVER (PARTITION BY sensor ORDER BY at
+                        RANGE BETWEEN INTERVAL 1 HOUR PRECEDING AND CURRENT ROW) AS hourly
+FROM readings WHERE value IS NOT NULL;
+
+CREATE MATERIALIZED VIEW many AS
+SELECT Sensor,
+       count(*) OVER (PARTITION BY sensor ORDER BY At RANGE INTERVAL 90 MINUTES PRECEDING) AS n,
+       sum(cents) OVER (PARTITION BY sensor ORDER BY r._event_time
+                        RANGE BETWEEN INTERVAL 1 HOUR 30 MINUTES PRECEDING AND CURRENT ROW) AS paid,
+       avg(cents) OVER (PARTITION BY sensor ORDER BY at
+                        RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS ever,
+       first(value, true) OVER (PARTITION BY sensor ORDER BY at
+                                RANGE BETWEEN INTERVAL 1 DAY PRECEDING AND CURRENT ROW) AS first,
+       stddev(value) OVER (PARTITION BY sensor ORDER BY at
+                           RANGE BETWEEN INTERVAL 1 DAY PRECEDING AND CURRENT ROW) AS spread,
+       CASE WHEN max(value) OVER (PARTITION BY sensor ORDER BY at
+              RANGE BETWEEN INTERVAL '10' MINUTE PRECEDING AND CURRENT ROW) > value
+            THEN value - avg(value) OVER (PARTITION BY sensor ORDER BY at
+              RANGE BETWEEN INTERVAL 10 MINUTES PRECEDING AND CURRENT ROW)
+            ELSE value END AS below
+FROM readings AS r;
+
+CREATE MATERIALIZED VIEW by_room AS
+SELECT upper(room) AS room, min(at) OVER (PARTITION BY upper(room), sensor ORDER BY at
+  RANGE BETWEEN INTERVAL 1 WEEK PRECEDING AND CURRENT ROW) AS since,
+  count(value) OVER (PARTITION BY sensor, upper(room) ORDER BY at RANGE UNBOUNDED PRECEDING) AS n
+FROM readings;
+
+CREATE MATERIALIZED VIEW of_all AS
+SELECT sensor, count(*) OVER (ORDER BY at RANGE INTERVAL 1 DAY PRECEDING) AS n FROM readings;

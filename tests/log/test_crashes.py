@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from headrace.log import commits, reading
 from headrace.log.contract import (
     NO_EVENT_TIME,
+    Advance,
     DeadLetter,
     Group,
     ProducerRange,
@@ -160,6 +161,25 @@ class Disk:
         return b"".join(pieces)
 
 
+PLACES = (("transactions", 0), ("transactions", 1), ("refunds", 0))
+
+
+def raised_by(group: int) -> int:
+    """How far a group's advances go: beyond its events, not as far as the next group's."""
+    return group * 1_000_000 + 999_000
+
+
+def maxima_read(reader: Any, stream: str, partition: int) -> list[int]:
+    """The maximum before each event, and at the end."""
+    found: list[int] = []
+    for piece in reader.read(stream, partition, 0, reader.ends(stream)[partition]):
+        raised, maximum = dict(piece.maxima), piece.maximum_before
+        for row, time in enumerate(piece.batch.column("created_at").cast("int64").to_pylist()):
+            found.append(max(maximum, raised.get(row, maximum)))
+            maximum = max(found[-1], time)
+    return [*found, reader.maxima(stream)[partition]]
+
+
 class Model:
     """What was acknowledged, and the one group whose answer never came."""
 
@@ -174,11 +194,17 @@ class Model:
         number = len(self.stored)
         places = [(self.streams[0], 0), (self.streams[0], 1), (self.streams[1], 0)]
         batches = tuple(self.shop.to(*places[at], number * 1_000, rows) for at, rows in parts)
+        advances = tuple(
+            Advance(places[at][0].name, places[at][1], raised_by(number), "idle")
+            for at, _ in parts
+            if number % 2
+        )
         rows = sum(rows for _, rows in parts)
         line = ProducerRange("transactions", "p", 0, number * 1_000, max(rows, 1))
         receipt = Receipt(b"%d" % number, b"", b"", number, (line,))
         receipts = (receipt, *self.notes(number))
-        return Group(batches, receipts, (DeadLetter("refunds", number, "", b"raw", 0),))
+        letter = DeadLetter("refunds", number, "", b"raw", 0)
+        return Group(batches, receipts, (letter,), advances)
 
     def notes(self, number: int) -> list[Receipt]:
         """Numbers of other producers on `refunds`: out of order, again, of several epochs, or only
@@ -211,19 +237,28 @@ class Model:
         reader = open_reader(directory, self.streams)
         assert writer.receipt(b"%d" % len(self.stored)) is None
         expected: dict[int, list[int]] = {0: [], 1: [], 2: []}
+        maxima: dict[int, list[int]] = {at: [NO_EVENT_TIME] for at in expected}
         present = 0
         for group_number, parts in enumerate(self.stored):
             assert writer.receipt(b"%d" % group_number) is not None
             present += max(sum(rows for _, rows in parts), 1)
             for at, rows in parts:
-                expected[at] += range(group_number * 1_000, group_number * 1_000 + rows)
+                ids = range(group_number * 1_000, group_number * 1_000 + rows)
+                expected[at] += ids
+                for number in ids:
+                    maxima[at].append(max(maxima[at][-1], number * 1_000))
+            for at, _ in parts:
+                if group_number % 2:
+                    maxima[at][-1] = max(maxima[at][-1], raised_by(group_number))
         assert self.shop.ids(reader, "transactions", 0) == expected[0]
         assert self.shop.ids(reader, "transactions", 1) == expected[1]
         assert self.shop.ids(reader, "refunds", 0) == expected[2]
+        found = [maxima_read(reader, *place) for place in PLACES]
+        assert found == [maxima[at] for at in sorted(maxima)]
         letters = [x.number for x in reader.dead_letters(None, -1, 10**6)]
         assert letters == [n for n in range(len(self.stored)) if n not in self.resolved]
-        found = writer.present(ProducerRange("transactions", "p", 0, 0, 10**9))
-        assert sum(end - first for first, end in found) == present
+        numbers = writer.present(ProducerRange("transactions", "p", 0, 0, 10**9))
+        assert sum(end - first for first, end in numbers) == present
         self.check_lines(writer)
 
     def check_lines(self, writer: Any) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
+import struct
 import subprocess
 import sys
 import threading
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.log import checkpoints
-from headrace.log.contract import Group, ProducerRange, Receipt
+from headrace.log.contract import NO_EVENT_TIME, Group, ProducerRange, Receipt
 from headrace.log.embedded import open_reader, open_writer, verify
-from headrace.log.ends import EndsReader, EndsWriter
+from headrace.log.ends import EMPTY_SLOT, EndsReader, EndsWriter
 from headrace.log.producers import Producers
 from headrace.model.errors import LogError, LogLockedError
 from headrace.model.settings import GatewaySettings, LogSettings
@@ -194,16 +196,37 @@ def test_a_log_made_anew_under_the_same_name_is_another(tmp_path: Path, shop: An
 def test_ends_move_to_a_larger_file(tmp_path: Path) -> None:
     writer = EndsWriter(tmp_path, 1, 10)
     reader = EndsReader(tmp_path)
-    writer.publish({3: (1, 2)})
-    assert reader.slots()[3] == (1, 2)
+    writer.publish({3: (1, 2, 3)})
+    assert reader.slots()[3] == (1, 2, 3)
     writer.close()
     writer = EndsWriter(tmp_path, 2, 5_000)
-    writer.publish({4_999: (7, 8)})
-    assert reader.slots()[4_999] == (7, 8)
-    assert reader.slots()[3] == (1, 2)
+    writer.publish({4_999: (7, 8, 9)})
+    assert reader.slots()[4_999] == (7, 8, 9)
+    assert reader.slots()[3] == (1, 2, 3)
     assert reader.layout_number == 2
     writer.close()
     reader.close()
+
+
+def test_an_ends_file_without_maxima_is_taken_over(embedded: Any, shop: Any) -> None:
+    stream = shop.stream(partitions=1)
+    writer = embedded.writer([stream])
+    writer.append(Group((shop.to(stream, 0, 0, 3),)))
+    writer.close()
+    file = embedded.directory / "ends"
+    head = bytearray(file.read_bytes()[:64])
+    head[:8] = b"HDRENDS1"
+    version, used, capacity = struct.unpack_from("<qqq", head, 16)
+    slots = struct.pack("<qq", 0, 0) * 8 + struct.pack("<qq", 0, 3)
+    assert used == 9
+    copy = slots.ljust(capacity * 16, b"\0")
+    copy += struct.pack("<q", zlib.crc32(slots, zlib.crc32(version.to_bytes(8, "little"))))
+    file.write_bytes(bytes(head) + copy * 2)
+    directory = embedded.directory.rename(embedded.directory.with_name("moved"))
+    reader = open_reader(directory, [stream])
+    assert (reader.ends("transactions"), reader.maxima("transactions")) == ((3,), (NO_EVENT_TIME,))
+    open_writer(directory, [stream], LogSettings(), GatewaySettings()).close()
+    assert (reader.ends("transactions"), reader.maxima("transactions")) == ((3,), (2_000,))
 
 
 def test_a_damaged_ends_file_is_said_and_repaired(embedded: Any, shop: Any) -> None:
@@ -228,23 +251,23 @@ from pathlib import Path
 from headrace.log.ends import EndsWriter
 writer = EndsWriter(Path(sys.argv[1]), 1, 64)
 for n in range(1, 50_000):
-    writer.publish(dict.fromkeys(range(64), (n, n)))
+    writer.publish(dict.fromkeys(range(64), (n, n, n)))
 """
 
 
 def test_published_slots_are_never_mixed(tmp_path: Path) -> None:
     """The writer publishes equal numbers in all slots; a reader beside it sees only equal ones."""
     process = subprocess.Popen([sys.executable, "-c", PUBLISHER, str(tmp_path)])
-    reader, seen = EndsReader(tmp_path), {(0, 0)}
+    reader, seen = EndsReader(tmp_path), {EMPTY_SLOT}
     last = 0
     while process.poll() is None:
-        slots = set(reader.slots()) or {(0, 0)}
+        slots = set(reader.slots()) or {EMPTY_SLOT}
         assert len(slots) == 1
         seen |= slots
         assert min(slots)[0] >= last
         last = min(slots)[0]
     assert process.returncode == 0
-    assert reader.slots()[63] == (49_999, 49_999)
+    assert reader.slots()[63] == (49_999, 49_999, 49_999)
     assert len(seen) > 10
     reader.close()
 

@@ -15,7 +15,17 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.engine.marks import MARK, Marks, load_marks
-from headrace.log.contract import NO_EVENT_TIME, RECEIVED_AT, LogBatch, LogReader
+from headrace.log.contract import (
+    EVENT_TIME,
+    NO_EVENT_TIME,
+    QUALITIES,
+    QUALITY,
+    RECEIVED_AT,
+    SKEW,
+    LogBatch,
+    LogReader,
+    clock_column,
+)
 from headrace.model.definitions import Column, Stream
 from headrace.model.types import DataType
 
@@ -24,7 +34,9 @@ __all__ = [
     "OFFSET",
     "PARTITION",
     "POSITION_COLUMNS",
+    "QUALITY",
     "RANGES_PROPERTY",
+    "SKEW",
     "WATERMARK",
     "Range",
     "Source",
@@ -36,19 +48,20 @@ __all__ = [
 RANGES_PROPERTY = "headrace.ranges"
 PARTITION = "_partition"  # INT
 OFFSET = "_offset"  # BIGINT
-EVENT_TIME = "_event_time"  # TIMESTAMP: the event-time column, or when the gateway received it
 WATERMARK = "_watermark"  # BIGINT, microseconds: the partition's watermark before this event
 BATCH_ROWS_MAX = 100_000
 UNSCALED_PRECISION_MAX = 18
 _UNSCALED = "_unscaled_"
 NO_MARKS = Marks()
-POSITION_COLUMNS = (PARTITION, OFFSET, EVENT_TIME, RECEIVED_AT, WATERMARK)
+POSITION_COLUMNS = (PARTITION, OFFSET, EVENT_TIME, RECEIVED_AT, SKEW, QUALITY, WATERMARK)
 
 _POSITION_TYPES = {
     PARTITION: DataType("INT"),
     OFFSET: DataType("BIGINT"),
     EVENT_TIME: DataType("TIMESTAMP"),
     RECEIVED_AT: DataType("TIMESTAMP"),
+    SKEW: DataType("BIGINT"),
+    QUALITY: DataType("STRING"),
     WATERMARK: DataType("BIGINT"),
 }
 
@@ -127,11 +140,11 @@ class Source:
         reader = _reader(self.log_directory, self.stream)
         plain = [name.removeprefix(_UNSCALED) for name in self.columns]
         stored = [name for name in plain if self.stream.column(name) is not None]
-        clock = self.stream.event_time or RECEIVED_AT
+        clock = clock_column(self.stream)
         if EVENT_TIME in self.columns or WATERMARK in self.columns:
             stored.append(clock)
-        if RECEIVED_AT in self.columns:
-            stored.append(RECEIVED_AT)
+        further = (RECEIVED_AT, SKEW, QUALITY) if self.stream.clocks else (RECEIVED_AT,)
+        stored += [name for name in further if name in self.columns]
         stored = list(dict.fromkeys(stored)) or [RECEIVED_AT]
         for found in reader.read_history(
             self.stream.name, wanted.partition, wanted.start, wanted.end, stored
@@ -155,6 +168,8 @@ class Source:
                 arrays.append(pa.array(np.arange(found.base_offset, found.base_offset + rows)))
             elif name == EVENT_TIME:
                 arrays.append(found.batch.column(clock))
+            elif name in (SKEW, QUALITY):
+                arrays.append(self._clock_column(found.batch, name))
             elif name == WATERMARK:
                 arrays.append(pa.array(self._watermarks(found, clock)))
             elif name.startswith(MARK):
@@ -166,12 +181,23 @@ class Source:
                 arrays.append(found.batch.column(column.name if column else name))
         return pa.RecordBatch.from_arrays(arrays, names=list(self.columns))
 
+    def _clock_column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        """Skew and quality, also of streams without a sent time."""
+        if self.stream.clocks is None:
+            known = QUALITIES[0] if self.stream.event_time is not None else QUALITIES[-1]
+            value = pa.scalar(None, pa.int64()) if name == SKEW else pa.scalar(known, pa.string())
+            return pa.repeat(value, batch.num_rows)
+        stored = batch.column(name)
+        return stored if name == SKEW else pa.array(QUALITIES, pa.string()).take(stored)
+
     def _watermarks(self, found: LogBatch, clock: str) -> np.ndarray:
         times = found.batch.column(clock).cast(pa.int64()).to_numpy()
         before = np.empty(len(times), dtype=np.int64)
         if len(times):
             before[0] = found.maximum_before
             np.maximum(np.maximum.accumulate(times[:-1]), found.maximum_before, out=before[1:])
+        for row, maximum in found.maxima:
+            np.maximum(before[row:], maximum, out=before[row:])
         floor = NO_EVENT_TIME + self.stream.delay_microseconds
         return np.maximum(before, floor) - self.stream.delay_microseconds
 

@@ -1,12 +1,14 @@
 """The archive: events that left the log, as Parquet.
 
 `archive/STREAM/partition=P/START-END.parquet` holds the events START ≤ offset < END in order, one
-file per segment, with the highest event time before them in the file's metadata. Any Parquet
-reader can use the folder.
+file per segment, with the highest event time before them, and where advances raised it, in the
+file's metadata. Any Parquet reader can use the folder.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -16,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headrace.log.contract import NO_EVENT_TIME, RECEIVED_AT, LogBatch, stored_schema
+from headrace.log.contract import NO_EVENT_TIME, LogBatch, clock_column, stored_schema
 from headrace.log.frames import HEADER_BYTES, FrameHeader, fsync_directory
 from headrace.log.layout import stream_folder
 from headrace.log.recovery import scan_segment
@@ -33,6 +35,7 @@ __all__ = [
 ]
 
 _MAXIMUM = b"headrace.maximum_before"
+_MAXIMA = b"headrace.maxima"  # [[offset, the maximum before it], …] where an advance stands
 _ROWS_PER_GROUP = 65_536
 
 
@@ -72,11 +75,14 @@ def _write_parquet(
     schema = pa.ipc.read_schema(pa.py_buffer(head.schema))
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.new")
-    described = schema.with_metadata({_MAXIMUM: str(head.maximum).encode()})
+    maxima = json.dumps(_maxima(frames)).encode()
+    described = schema.with_metadata({_MAXIMUM: str(head.maximum).encode(), _MAXIMA: maxima})
     with pq.ParquetWriter(temporary, described, compression="zstd") as writer:
         pending: list[pa.RecordBatch] = []
         rows = 0
         for header, position in frames:
+            if not header.rows:
+                continue
             payload = whole.slice(position + HEADER_BYTES, header.length)
             pending.append(pa.ipc.read_record_batch(payload, schema))
             rows += header.rows
@@ -91,6 +97,15 @@ def _write_parquet(
     finally:
         os.close(descriptor)
     temporary.replace(target)
+
+
+def _maxima(frames: Sequence[tuple[FrameHeader, int]]) -> list[tuple[int, int]]:
+    pairs = itertools.pairwise(header for header, _ in frames)
+    return [
+        (header.base_offset, header.maximum_before)
+        for before, header in pairs
+        if header.rows and not before.rows
+    ]
 
 
 def archived_ranges(log_directory: Path, stream: str, partition: int) -> list[tuple[int, int]]:
@@ -141,17 +156,28 @@ def _read(
         with pq.ParquetFile(directory / f"{first:020d}-{last:020d}.parquet") as file:
             metadata = file.schema_arrow.metadata or {}
             maximum = int(metadata.get(_MAXIMUM, NO_EVENT_TIME))
+            advanced: list[tuple[int, int]] = json.loads(metadata.get(_MAXIMA, b"[]"))
             base = first
             for batch in file.iter_batches(_ROWS_PER_GROUP):
                 low = min(max(start - base, 0), batch.num_rows)
                 high = min(max(end - base, 0), batch.num_rows)
-                times = batch.column(stream.event_time or RECEIVED_AT)
+                times = batch.column(clock_column(stream))
                 if low < high:
-                    before = _maximum(times.slice(0, low), maximum)
+                    before = _maximum(times.slice(0, low), _raised(advanced, base + low, maximum))
                     piece = batch.slice(low, high - low)
-                    yield LogBatch(base + low, before, _with_schema(piece, schema))
-                maximum = _maximum(times, maximum)
+                    maxima = tuple(
+                        (offset - base - low, raised)
+                        for offset, raised in advanced
+                        if base + low < offset < base + high
+                    )
+                    yield LogBatch(base + low, before, _with_schema(piece, schema), maxima)
                 base += batch.num_rows
+                maximum = _maximum(times, _raised(advanced, base - 1, maximum))
+
+
+def _raised(advanced: Sequence[tuple[int, int]], offset: int, maximum: int) -> int:
+    """The maximum, with what was raised up to the offset."""
+    return max([maximum, *(raised for at, raised in advanced if at <= offset)])
 
 
 def _maximum(times: pa.Array, before: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from headrace.log.checkpoints import Checkpoint
-from headrace.log.ends import EndsWriter
+from headrace.log.ends import EMPTY_SLOT, EndsWriter, Slot
 from headrace.log.journal import Frame, encode_entry
 from headrace.log.layout import COUNTERS_SLOT, Layout, read_layout
 from headrace.log.opening import make_partitions, open_log
@@ -123,8 +123,8 @@ class Commits:
     def publish(self, slots: Sequence[int]) -> None:
         """Show readers the present starts and ends of these slots, and the counters."""
         assert self._ends is not None
-        shown = {s: (self.partitions[s].start, self.partitions[s].end) for s in slots}
-        shown[COUNTERS_SLOT] = (self.dead_letters_dropped, 0)
+        shown = {slot: self.partitions[slot].bounds for slot in slots}
+        shown[COUNTERS_SLOT] = (self.dead_letters_dropped, 0, 0)
         self._ends.publish(shown)
 
     def make_durable(self, slot: int, end: int) -> None:
@@ -237,22 +237,23 @@ class Commits:
     def _open_ends(self) -> EndsWriter:
         """Publish what was recovered, which may not be less than was published before."""
         ends = EndsWriter(self._directory, self.layout.number, self.layout.slot_count)
-        shown: dict[int, tuple[int, int]] = {}
+        shown: dict[int, Slot] = {}
         for slot, files in self.partitions.items():
-            start, end = ends.published[slot] if slot < len(ends.published) else (0, 0)
-            if files.end < end:
+            known = ends.published[slot] if slot < len(ends.published) else EMPTY_SLOT
+            start, end, maximum = known
+            if files.end < end or files.maximum < maximum:
                 ends.close()
                 raise LogCorruptError(
-                    f"{files.directory} ends at offset {files.end}, "
-                    f"but events up to {end} were acknowledged",
+                    f"{files.directory} ends at offset {files.end} and event time "
+                    f"{files.maximum}, but {end} and {maximum} were acknowledged",
                     hint="keep a copy of the log's directory and restore it from a backup",
                 )
             _finish_removal(files, start)
-            shown[slot] = (files.start, files.end)
+            shown[slot] = files.bounds
         if len(ends.published) > COUNTERS_SLOT:
             counted = ends.published[COUNTERS_SLOT][0]
             self.dead_letters_dropped = max(self.dead_letters_dropped, counted)
-        shown[COUNTERS_SLOT] = (self.dead_letters_dropped, 0)
+        shown[COUNTERS_SLOT] = (self.dead_letters_dropped, 0, 0)
         ends.publish(shown)
         return ends
 

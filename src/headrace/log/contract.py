@@ -15,7 +15,12 @@ import pyarrow as pa
 from headrace.model.definitions import Stream
 
 __all__ = [
+    "EVENT_TIME",
+    "QUALITIES",
+    "QUALITY",
     "RECEIVED_AT",
+    "SKEW",
+    "Advance",
     "Appended",
     "Completeness",
     "DeadLetter",
@@ -31,18 +36,35 @@ __all__ = [
     "Receipt",
     "heard_note",
     "repeat_note",
+    "clock_column",
     "stored_schema",
 ]
 
 RECEIVED_AT = "_received_at"  # TIMESTAMP, when the gateway had the request; in every stream
 NO_EVENT_TIME = -(2**63)  # the running maximum before the first event of a partition
 
+# Only in streams with clocks, between the stream's own columns and RECEIVED_AT:
+EVENT_TIME = "_event_time"  # TIMESTAMP NOT NULL, corrected
+SKEW = "_skew"  # BIGINT, microseconds: received less sent; NULL without a sent time
+QUALITY = "_quality"  # TINYINT, a place in QUALITIES: what the event time rests on
+QUALITIES = ("exact", "corrected", "received")
+
 
 def stored_schema(stream: Stream) -> pa.Schema:
-    """The Arrow schema of a stream's events in the log: its columns in order, then RECEIVED_AT."""
+    """The Arrow schema of a stream's events in the log: its columns in order, what its clocks
+    gave if it has any, then RECEIVED_AT."""
     columns = [pa.field(c.name, c.type.arrow, nullable=c.nullable) for c in stream.columns]
-    received = pa.field(RECEIVED_AT, pa.timestamp("us", "UTC"), nullable=False)
-    return pa.schema([*columns, received])
+    time = pa.timestamp("us", "UTC")
+    if stream.clocks is not None:
+        columns.append(pa.field(EVENT_TIME, time, nullable=False))
+        columns.append(pa.field(SKEW, pa.int64()))
+        columns.append(pa.field(QUALITY, pa.int8(), nullable=False))
+    return pa.schema([*columns, pa.field(RECEIVED_AT, time, nullable=False)])
+
+
+def clock_column(stream: Stream) -> str:
+    """The stored column with the event time, by which watermarks go."""
+    return EVENT_TIME if stream.clocks is not None else stream.event_time or RECEIVED_AT
 
 
 @dataclass(frozen=True)
@@ -161,19 +183,37 @@ class DeadLetter:
 
 
 @dataclass(frozen=True)
+class Advance:
+    """A control record: as if an event with this event time had come, so that the watermark moves
+    on where none comes. It takes no offset: it stands before the event at the offset where the
+    partition ended. One that would raise nothing is not stored. `reason` says who moved it on
+    (`heartbeat`, `idle`), `producer` for whom."""
+
+    stream: str
+    partition: int
+    maximum_microseconds: int
+    reason: str
+    producer: str = ""
+    offset: int = -1  # given by the log when appended
+
+
+@dataclass(frozen=True)
 class Group:
-    """One group commit: stored whole or not at all, with one fsync whatever it touches."""
+    """One group commit: stored whole or not at all, with one fsync whatever it touches. The
+    advances come after the batches; of several for a partition the furthest counts."""
 
     batches: tuple[PartitionBatch, ...] = ()
     receipts: tuple[Receipt, ...] = ()
     dead: tuple[DeadLetter, ...] = ()
+    advances: tuple[Advance, ...] = ()
 
 
 @dataclass(frozen=True)
 class Appended:
-    """`base_offsets[i]` is the offset of the first event of `group.batches[i]`."""
+    """The events of `group.batches[i]` have the offsets base_offsets[i] ≤ offset < ends[i]."""
 
     base_offsets: tuple[int, ...]
+    ends: tuple[int, ...]
     dead_numbers: tuple[int, ...]
 
 
@@ -181,13 +221,15 @@ class Appended:
 class LogBatch:
     """Consecutive events of a partition, zero-copy where the backend can.
 
-    `maximum_before` is the highest event time (microseconds) of all events before `base_offset`
-    in the partition, NO_EVENT_TIME if there are none.
+    `maximum_before` is the highest event time (microseconds) of all events and advances before
+    the one at `base_offset` in the partition, NO_EVENT_TIME if there are none. `maxima` are the
+    places within the batch where an advance stands: (row, the maximum before that row), ascending.
     """
 
     base_offset: int
     maximum_before: int
     batch: pa.RecordBatch = field(repr=False)
+    maxima: tuple[tuple[int, int], ...] = ()
 
 
 class LogReader(Protocol):
@@ -199,6 +241,18 @@ class LogReader(Protocol):
     def ends(self, stream: str) -> tuple[int, ...]:
         """The offset after the last durable event, per partition. Cheap: called many times a
         second. Never decreases, also over a crash of the writer."""
+
+    def maxima(self, stream: str) -> tuple[int, ...]:
+        """The highest event time of all durable events and advances, per partition, NO_EVENT_TIME
+        where there is none. As cheap as ends(), and never decreases either."""
+
+    def maximum(self, stream: str, partition: int, offset: int) -> int:
+        """The same of the events before `offset` and the advances durable now that stand before
+        the event at `offset`, which may be the end. Raises LogOffsetError outside the history."""
+
+    def advances(self, stream: str, partition: int, start: int, end: int) -> Sequence[Advance]:
+        """The advances that stand at offsets start ≤ offset ≤ end, in order, of those the log
+        still holds. For people who ask why: it may read much."""
 
     def read(
         self,
@@ -265,6 +319,9 @@ class LogWriter(Protocol):
     def quiet_since(self, limits: Mapping[str, int]) -> Mapping[str, Sequence[tuple[str, int]]]:
         """For each stream named, the producers last heard from before its limit (microseconds),
         as (name, heard at), longest quiet first."""
+    def received(self, stream: str) -> tuple[int, ...]:
+        """When the newest event of each partition was received, NO_EVENT_TIME if there never was
+        one: also after a restart, and when retention has taken the event. Cheap."""
 
     def resolve_dead_letters(self, numbers: Sequence[int]) -> None:
         """Durably mark dead letters as dealt with (re-submitted or discarded)."""

@@ -2,7 +2,7 @@
 
 log/lock              held by the writer, with its process id
 log/layout.json       the streams, their slots and schemas
-log/ends              starts and ends of all partitions, mapped by readers
+log/ends              starts, ends and highest event times of all partitions, mapped by readers
 log/hold.json         how far the slowest views have come, written by the engine
 log/journal/          what was appended since the last checkpoint
 log/checkpoints/      receipts and sequence numbers from before the journal

@@ -1,4 +1,5 @@
-"""The `ends` file: where each partition starts and ends, for readers in any process.
+"""The `ends` file: where each partition starts and ends, and the highest event time in it, for
+readers in any process.
 
 Two copies of all slots and a version that says which copy is current. The writer fills the other
 copy and then moves the version on, so a reader always finds one whole copy, also when the writer
@@ -15,25 +16,30 @@ import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
+from headrace.log.contract import NO_EVENT_TIME
 from headrace.log.frames import fsync_directory
 from headrace.model.errors import LogError
 
 __all__ = ["EndsReader", "EndsWriter"]
 
 ENDS_NAME = "ends"
-_MAGIC = b"HDRENDS1"
+_MAGIC = b"HDRENDS2"
+_MAGIC_BEFORE = b"HDRENDS1"  # without the maximum; the writer replaces such a file
 _HEAD_BYTES = 64
 _LAYOUT, _VERSION, _USED, _CAPACITY, _MOVED = 1, 2, 3, 4, 5  # numbers of 8-byte words
-_SLOT = struct.Struct("<qq")
+_SLOT = struct.Struct("<qqq")
+_SLOT_BEFORE = struct.Struct("<qq")
 _CAPACITY_MIN = 1_024
 _ATTEMPTS_MAX = 10_000
 
-Slots = tuple[tuple[int, int], ...]
+Slot = tuple[int, int, int]
+Slots = tuple[Slot, ...]
+EMPTY_SLOT: Slot = (0, 0, NO_EVENT_TIME)
 
 
-def _copy_bounds(capacity: int, version: int) -> tuple[int, int]:
-    first = _HEAD_BYTES + (version & 1) * (capacity * _SLOT.size + 8)
-    return first, first + capacity * _SLOT.size
+def _copy_bounds(capacity: int, version: int, slot_bytes: int) -> tuple[int, int]:
+    first = _HEAD_BYTES + (version & 1) * (capacity * slot_bytes + 8)
+    return first, first + capacity * slot_bytes
 
 
 def _checksum(version: int, slots: bytes | bytearray) -> int:
@@ -41,33 +47,33 @@ def _checksum(version: int, slots: bytes | bytearray) -> int:
 
 
 class EndsWriter:
-    """Publishes (start, end) per slot. Slots keep their number for ever; a larger layout may move
-    the file, and readers of the old one are told."""
+    """Publishes (start, end, maximum) per slot. Slots keep their number for ever; a larger layout
+    may move the file, and readers of the old one are told."""
 
     def __init__(self, directory: Path, layout_number: int, slot_count: int) -> None:
         self._file = directory / ENDS_NAME
         old = EndsReader(directory)
         self.published: Slots = old.try_slots() or ()
-        capacity, version = old.capacity, old.version
+        capacity, version, is_current = old.capacity, old.version, old.is_current
         old.close()
-        if capacity < slot_count:
-            capacity = max(_CAPACITY_MIN, 1 << (slot_count - 1).bit_length())
+        if capacity < slot_count or not is_current:
+            capacity = max(_CAPACITY_MIN, capacity, 1 << (slot_count - 1).bit_length())
             self._replace(capacity)
         self._map = self._open()
         self._words = memoryview(self._map).cast("q")
         self._capacity, self._version = capacity, version
-        self._values = bytearray(slot_count * _SLOT.size)
-        for slot, pair in enumerate(self.published[:slot_count]):
-            _SLOT.pack_into(self._values, slot * _SLOT.size, *pair)
+        self._values = bytearray(_SLOT.pack(*EMPTY_SLOT) * slot_count)
+        for slot, values in enumerate(self.published[:slot_count]):
+            _SLOT.pack_into(self._values, slot * _SLOT.size, *values)
         self._write_copy()
         self._words[_USED] = slot_count
         self._words[_LAYOUT] = layout_number
         self._words[_VERSION] = self._version
 
-    def publish(self, changed: Mapping[int, tuple[int, int]]) -> None:
+    def publish(self, changed: Mapping[int, Slot]) -> None:
         """All of `changed` becomes visible at once."""
-        for slot, pair in changed.items():
-            _SLOT.pack_into(self._values, slot * _SLOT.size, *pair)
+        for slot, values in changed.items():
+            _SLOT.pack_into(self._values, slot * _SLOT.size, *values)
         self._write_copy()
         self._words[_VERSION] = self._version
 
@@ -78,7 +84,7 @@ class EndsWriter:
 
     def _write_copy(self) -> None:
         self._version += 1
-        first, last = _copy_bounds(self._capacity, self._version)
+        first, last = _copy_bounds(self._capacity, self._version, _SLOT.size)
         self._map[first : first + len(self._values)] = bytes(self._values)
         self._words[last >> 3] = _checksum(self._version, self._values)
 
@@ -115,6 +121,7 @@ class EndsReader:
         self._words: memoryview | None = None
         self._seen: tuple[int, Slots] = (-1, ())
         self.capacity = 0
+        self.is_current = False
         self._attach()
 
     @property
@@ -149,10 +156,13 @@ class EndsReader:
                 return self._seen[1]
             if version == 0:
                 return ()
-            first, last = _copy_bounds(self.capacity, version)
-            raw = data[first : first + words[_USED] * _SLOT.size]
+            form = _SLOT if self.is_current else _SLOT_BEFORE
+            first, last = _copy_bounds(self.capacity, version, form.size)
+            raw = data[first : first + words[_USED] * form.size]
             if _checksum(version, raw) == words[last >> 3]:
-                slots = tuple(_SLOT.iter_unpack(raw))
+                slots: Slots = tuple(form.iter_unpack(raw))
+                if not self.is_current:
+                    slots = tuple((start, end, NO_EVENT_TIME) for start, end, *_ in slots)
                 self._seen = (version, slots)
                 return slots
         return None
@@ -176,11 +186,12 @@ class EndsReader:
             data = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
         finally:
             os.close(descriptor)
-        if data[:8] != _MAGIC:
+        if data[:8] not in (_MAGIC, _MAGIC_BEFORE):
             raise LogError(
                 f"{self._file} is not an ends file", hint="remove it and start the gateway"
             )
         self.close()
         self._map, self._words = data, memoryview(data).cast("q")
         self.capacity = int(self._words[_CAPACITY])
+        self.is_current = data[:8] == _MAGIC
         self._seen = (-1, ())

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from headrace.log.contract import stored_schema
+from headrace.log.contract import EVENT_TIME, QUALITY, RECEIVED_AT, SKEW, stored_schema
 from headrace.log.frames import replace_file
 from headrace.model.definitions import Stream
 from headrace.model.errors import LogCorruptError, LogError
@@ -27,6 +27,7 @@ RESOLVED_SLOT = 1  # resolutions: (first kept, next); a sequence of numbers of d
 COUNTERS_SLOT = 2  # (dead letters dropped unresolved, 0); has no files
 _SLOTS_RESERVED = 8
 _FORMAT = 1
+_NOT_OWN = (EVENT_TIME, SKEW, QUALITY, RECEIVED_AT)
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,15 @@ class StreamLayout:
     partitions: int
     event_time: str | None
     schema: pa.Schema
+
+    @property
+    def has_clocks(self) -> bool:
+        return EVENT_TIME in self.schema.names
+
+    @property
+    def clock(self) -> str:
+        """The stored column with the event time."""
+        return EVENT_TIME if self.has_clocks else self.event_time or RECEIVED_AT
 
 
 @dataclass(frozen=True)
@@ -139,7 +149,10 @@ def _check_change(old: StreamLayout, stream: Stream, schema: pa.Schema) -> None:
         raise refuse(f"{old.partitions} partitions became {stream.partitions}")
     if (old.event_time or "").lower() != (stream.event_time or "").lower():
         raise refuse(f"its event time {old.event_time} became {stream.event_time}")
-    before, now = list(old.schema)[:-1], list(schema)[:-1]
+    if old.has_clocks != (stream.clocks is not None):
+        raise refuse(f"its SENT column {'is gone' if old.has_clocks else 'is new'}")
+    before = [field for field in old.schema if field.name not in _NOT_OWN]
+    now = [field for field in schema if field.name not in _NOT_OWN]
     for position, was in enumerate(before):
         if position >= len(now):
             raise refuse(f"column {was.name} is gone")

@@ -67,13 +67,14 @@ def open_log(
 
     # 1.
     checkpoints = Checkpoints(directory / "checkpoints")
-    covered, next_group, dropped = 0, 0, 0
+    covered, next_group, durable_group, dropped = 0, 0, 0, 0
     durable: dict[int, int] = {}
     for checkpoint in checkpoints.load():
         _add_receipts(receipts, producers, checkpoint.receipts, with_ranges=False)
         producers.load(checkpoint.producers, checkpoint.writers)
         covered, next_group = checkpoint.journal, checkpoint.next_group
-        durable, dropped = checkpoint.ends, checkpoint.dead_letters_dropped
+        durable, durable_group = checkpoint.ends, checkpoint.next_group
+        dropped = checkpoint.dead_letters_dropped
 
     # 2.
     journal = Journal(directory / "journal", log_settings.journal_bytes_max)
@@ -95,7 +96,7 @@ def open_log(
     # 3.
     partitions = make_partitions(directory, layout, log_settings, gateway_settings)
     for slot, files in partitions.items():
-        recover_partition(files, durable.get(slot, 0), frames.pop(slot, []))
+        recover_partition(files, durable.get(slot, 0), durable_group, frames.pop(slot, []))
     if frames:
         raise LogCorruptError(
             f"the journal has events for slots {sorted(frames)}, which layout.json does not name",

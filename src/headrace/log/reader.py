@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.log.advances import read_advances
 from headrace.log.archive import archived_ranges, read_archive, unbroken_from
 from headrace.log.contract import (
     NO_EVENT_TIME,
-    RECEIVED_AT,
+    Advance,
     DeadLetter,
     LogBatch,
+    clock_column,
     stored_schema,
 )
 from headrace.log.deadletters import read_letters, resolved_numbers
+from headrace.log.ends import EMPTY_SLOT, Slot, Slots
 from headrace.log.layout import (
     COUNTERS_SLOT,
     LETTERS_SLOT,
@@ -44,10 +48,25 @@ class EmbeddedReader:
         self._schemas = {name: stored_schema(s) for name, s in self._streams.items()}
 
     def starts(self, stream: str) -> tuple[int, ...]:
-        return tuple(start for start, _ in self._bounds(stream))
+        return tuple(start for start, _, _ in self._bounds(stream))
 
     def ends(self, stream: str) -> tuple[int, ...]:
-        return tuple(end for _, end in self._bounds(stream))
+        return tuple(end for _, end, _ in self._bounds(stream))
+
+    def maxima(self, stream: str) -> tuple[int, ...]:
+        return tuple(maximum for _, _, maximum in self._bounds(stream))
+
+    def maximum(self, stream: str, partition: int, offset: int) -> int:
+        _, end, maximum = self._partition(stream, partition)
+        if offset == end:
+            return maximum
+        found = self.read_history(stream, partition, offset, offset + 1, [])
+        return next(iter(found)).maximum_before
+
+    def advances(self, stream: str, partition: int, start: int, end: int) -> Sequence[Advance]:
+        _, _, maximum = self._partition(stream, partition)
+        directory = partition_directory(self._directory, stream, partition)
+        return read_advances(directory, stream, partition, (start, end), maximum)
 
     def read(
         self,
@@ -96,7 +115,7 @@ class EmbeddedReader:
         if start < begins:
             for found in self.read_archive(stream, partition, start, min(end, begins)):
                 batch = found.batch if columns is None else found.batch.select(list(columns))
-                yield LogBatch(found.base_offset, found.maximum_before, batch)
+                yield replace(found, batch=batch)
         if end > begins:
             yield from self.read(stream, partition, max(start, begins), end, columns)
 
@@ -106,10 +125,9 @@ class EmbeddedReader:
             if not slots:
                 return []
             try:
-                resolved = resolved_numbers(self._files, slots[RESOLVED_SLOT])
-                return read_letters(
-                    self._files, slots[LETTERS_SLOT], resolved, stream, after, limit
-                )
+                resolved = resolved_numbers(self._files, slots[RESOLVED_SLOT][:2])
+                letters = slots[LETTERS_SLOT][:2]
+                return read_letters(self._files, letters, resolved, stream, after, limit)
             except FileNotFoundError:
                 continue  # the oldest were dropped in between
         raise LogError("dead letters are dropped faster than they can be read", hint="try again")
@@ -132,21 +150,24 @@ class EmbeddedReader:
             )
         return stream
 
-    def _bounds(self, name: str) -> tuple[tuple[int, int], ...]:
+    def _bounds(self, name: str) -> Slots:
         slots = self._files.ends.slots()
         known = self._files.layout().stream(name)
         if known is None or len(slots) < known.slot + known.partitions:
-            return ((0, 0),) * self._stream(name).partitions
+            return (EMPTY_SLOT,) * self._stream(name).partitions
         return slots[known.slot : known.slot + known.partitions]
 
-    def _check_range(self, stream: str, partition: int, start: int, end: int) -> None:
+    def _partition(self, stream: str, partition: int) -> Slot:
         bounds = self._bounds(stream)
         if not 0 <= partition < len(bounds):
             raise LogOffsetError(
                 f"stream {stream} has no partition {partition}",
                 hint=f"its partitions are 0 to {len(bounds) - 1}",
             )
-        first, last = bounds[partition]
+        return bounds[partition]
+
+    def _check_range(self, stream: str, partition: int, start: int, end: int) -> None:
+        first, last, _ = self._partition(stream, partition)
         if start < first or end > last:
             raise LogOffsetError(
                 f"{stream} partition {partition} holds offsets {first} to {last}, "
@@ -159,7 +180,7 @@ class EmbeddedReader:
     ) -> Iterator[LogBatch]:
         """Neighbouring small frames come as one batch, copied; large ones as they are mapped."""
         directory = partition_directory(self._directory, stream.name, partition)
-        time_column = stream.event_time or RECEIVED_AT
+        time_column = clock_column(stream)
         small: list[IndexedFrame] = []
         rows = 0
         try:
@@ -205,7 +226,12 @@ def _decoded(
     high = min(end - base, batch.num_rows)
     if low or high < batch.num_rows:
         batch = batch.slice(low, high - low)
-    return LogBatch(base + low, maximum, batch)
+    maxima = tuple(
+        (frame.base_offset - base - low, frame.maximum_before)
+        for frame in frames[1:]
+        if frame.is_advanced
+    )
+    return LogBatch(base + low, maximum, batch, maxima)
 
 
 def _one_batch(frames: list[IndexedFrame], schema: pa.Schema) -> pa.RecordBatch:

@@ -36,13 +36,15 @@ _LOGS_OPEN_MAX = 16  # per process
 
 
 class IndexedFrame(NamedTuple):
-    """`payload` is a piece of the mapped file, which stays mapped while the buffer is in use."""
+    """`payload` is a piece of the mapped file, which stays mapped while the buffer is in use.
+    `is_advanced`: right before it an advance raised the maximum."""
 
     base_offset: int
     maximum_before: int
     rows: int
     payload: pa.Buffer
     schema: pa.Schema | None
+    is_advanced: bool
 
 
 class _OpenSegment:
@@ -88,11 +90,16 @@ class _OpenSegment:
         return max(found - 1, 0)
 
     def frames(self, start: int, end: int) -> Iterator[IndexedFrame]:
-        """Frames that overlap [start, end), which the index must cover."""
+        """Frames that overlap [start, end), which the index must cover. Those without events are
+        passed over: the frame behind them has the maximum they raised."""
+        is_advanced = False
         entries = bytes(
             self._index[self.find(start) * INDEX_BYTES : (self.find(end - 1) + 1) * INDEX_BYTES]
         )
         for base, position, maximum, _, count, length in INDEX.iter_unpack(entries):
+            if not count:
+                is_advanced = True
+                continue
             if position + HEADER_BYTES + length > self._buffer.size:
                 self._buffer = _map(self._file)
             if position + HEADER_BYTES + length > self._buffer.size:
@@ -101,7 +108,8 @@ class _OpenSegment:
                     hint="restore the file from a backup",
                 )
             payload = self._buffer.slice(position + HEADER_BYTES, length)
-            yield IndexedFrame(base, maximum, count, payload, self.schema)
+            yield IndexedFrame(base, maximum, count, payload, self.schema, is_advanced)
+            is_advanced = False
 
     def size_bytes(self, start: int, end: int) -> int:
         """About the bytes of [start, end): frames at the edges count in proportion."""

@@ -1,9 +1,9 @@
 """Recovery: bring the segments of a partition to exactly what the journal says.
 
-A segment's frames up to the checkpoint are durable and stay. Behind it, a frame stays only if it
-is byte for byte the journal's; from the first difference on, the segment is cut and written again
-from the journal. Published frames are always equal (they were written after the journal), so a
-reader that has the segment mapped sees nothing move.
+A segment's frames of groups before the checkpoint are durable and stay. Behind it, a frame stays
+only if it is byte for byte the journal's; from the first difference on, the segment is cut and
+written again from the journal. Published frames are always equal (they were written after the
+journal), so a reader that has the segment mapped sees nothing move.
 """
 
 from __future__ import annotations
@@ -32,12 +32,16 @@ from headrace.model.errors import LogCorruptError
 
 __all__ = ["recover_partition", "scan_segment"]
 
+Identity = tuple[int, int, int]
 _HINT = "keep a copy of the log's directory and restore it from a backup"
 
 
-def recover_partition(files: PartitionFiles, durable_end: int, journal: Sequence[Frame]) -> None:
+def recover_partition(
+    files: PartitionFiles, durable_end: int, durable_group: int, journal: Sequence[Frame]
+) -> None:
     """Make `files` ready to append: everything in the journal is in its segments when this
-    returns. Raises LogCorruptError if events before the journal are missing or damaged."""
+    returns. A checkpoint covers offsets before `durable_end`, and groups before `durable_group`.
+    Raises LogCorruptError if events before the journal are missing or damaged."""
     bases = segment_bases(files.directory)
     headless = next(
         (b for b in bases if b >= durable_end and not _has_head(files.directory, b)), None
@@ -48,13 +52,13 @@ def recover_partition(files: PartitionFiles, durable_end: int, journal: Sequence
         # A power cut took the names before them: what retention removes is checkpointed first.
         while bases:
             _remove(files.directory, bases.pop())
-    by_base = {frame.header.base_offset: frame for frame in journal}
     if bases and bases[0] <= durable_end:
-        _adopt(files, bases, durable_end, by_base)
+        written = {_identity(frame.header): frame for frame in journal}
+        _adopt(files, bases, durable_end, durable_group, written)
     elif durable_end:
         raise LogCorruptError(f"{files.directory} has lost its segments", hint=_HINT)
     for frame in journal:
-        if frame.header.end <= files.end:
+        if _is_covered(frame.header, files):
             continue
         if frame.header.base_offset != files.end:
             raise LogCorruptError(
@@ -64,8 +68,24 @@ def recover_partition(files: PartitionFiles, durable_end: int, journal: Sequence
         files.append(*frame)
 
 
+def _identity(header: FrameHeader) -> Identity:
+    """A group has one frame at most without events per partition, and it comes last."""
+    return header.group, header.base_offset, header.rows
+
+
+def _is_covered(header: FrameHeader, files: PartitionFiles) -> bool:
+    """Whether the segments have the frame. One without events raises the maximum, always."""
+    if header.rows:
+        return header.end <= files.end
+    return header.base_offset < files.end or header.maximum_after <= files.maximum
+
+
 def _adopt(
-    files: PartitionFiles, bases: list[int], durable_end: int, by_base: dict[int, Frame]
+    files: PartitionFiles,
+    bases: list[int],
+    durable_end: int,
+    durable_group: int,
+    written: dict[Identity, Frame],
 ) -> None:
     directory = files.directory
     segments: list[Segment] = []
@@ -74,14 +94,13 @@ def _adopt(
             segments.append(_closed_segment(directory, base, following))
             continue
         head, headers, frames_end = _cut_segment(
-            segment_file(directory, base), durable_end, by_base
+            segment_file(directory, base), durable_group, written
         )
         end = headers[-1].end if headers else base
         received = max((header.received for header in headers), default=-(2**63))
         size = frames_end + INDEX_BYTES * len(headers)
         segments.append(Segment(base, end, size, received))
         files.unsynced.add(segment_file(directory, base))
-        maximum = headers[-1].maximum_after if headers else head.maximum
         if following is not None and end != following:
             for later in bases[bases.index(base) + 1 :]:
                 _remove(directory, later)
@@ -93,21 +112,21 @@ def _adopt(
                     f"before {durable_end}",
                     hint=_HINT,
                 )
-            files.adopt(segments, head.schema, maximum, frames_end)
+            files.adopt(segments, head, headers[-1] if headers else None, frames_end)
             return
 
 
 def _cut_segment(
-    file: Path, durable_end: int, by_base: dict[int, Frame]
+    file: Path, durable_group: int, written: dict[Identity, Frame]
 ) -> tuple[SegmentHead, list[FrameHeader], int]:
     """Cut a segment behind its last good frame and make its index fit."""
     head, frames, position, data = scan_segment(file)
     headers: list[FrameHeader] = []
     entries = bytearray()
     for header, at in frames:
-        if header.base_offset >= durable_end:
-            written = by_base.get(header.base_offset)
-            if written is None or written.packed != data[at : at + HEADER_BYTES]:
+        if header.group >= durable_group:
+            frame = written.get(_identity(header))
+            if frame is None or frame.packed != data[at : at + HEADER_BYTES]:
                 position = at
                 break
             if zlib.crc32(data[at + HEADER_BYTES :][: header.length]) != header.payload_crc:

@@ -44,15 +44,19 @@ INDEX = struct.Struct("<qqqqII")  # base offset, position, maximum before, recei
 INDEX_BYTES = INDEX.size
 _MAGIC = 0x53524448  # "HDRS"
 _FORMAT = 1
-_HEAD = struct.Struct("<IIIIqqq24x")  # magic, format, schema length, crc, base, maximum, slot
+# magic, format, schema length, crc, base, maximum, slot, received
+_HEAD = struct.Struct("<IIIIqqqq16x")
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+Mark = tuple[int, int, int, int, int, int, "Segment | None"]
 
 
 class SegmentHead(NamedTuple):
-    """`maximum` is the highest event time before the segment; frames begin at `frames_position`."""
+    """`maximum` is the highest event time before the segment, `received` when the newest event
+    before it was received; frames begin at `frames_position`."""
 
     base_offset: int
     maximum: int
+    received: int
     slot: int
     schema: bytes
     frames_position: int
@@ -96,8 +100,10 @@ def index_entry(header: FrameHeader, position: int) -> bytes:
     )
 
 
-def make_head(base_offset: int, maximum: int, slot: int, schema: bytes) -> bytes:
-    head = bytearray(_HEAD.pack(_MAGIC, _FORMAT, len(schema), 0, base_offset, maximum, slot))
+def make_head(base_offset: int, maximum: int, received: int, slot: int, schema: bytes) -> bytes:
+    head = bytearray(
+        _HEAD.pack(_MAGIC, _FORMAT, len(schema), 0, base_offset, maximum, slot, received)
+    )
     head += schema + padding(len(schema))
     struct.pack_into("<I", head, 12, zlib.crc32(head))
     return bytes(head)
@@ -107,7 +113,7 @@ def parse_head(data: Any, file: Path) -> SegmentHead:
     """Raises LogCorruptError when the head is cut short or fails its checksum."""
     raw = bytes(data[:HEADER_BYTES])
     if len(raw) == HEADER_BYTES:
-        magic, version, length, crc, base, maximum, slot = _HEAD.unpack(raw)
+        magic, version, length, crc, base, maximum, slot, received = _HEAD.unpack(raw)
         whole = bytes(data[: HEADER_BYTES + length + len(padding(length))])
         if magic == _MAGIC and zlib.crc32(whole[:12] + b"\0\0\0\0" + whole[16:]) == crc:
             if version != _FORMAT:
@@ -116,15 +122,16 @@ def parse_head(data: Any, file: Path) -> SegmentHead:
                     hint="use the version of Headrace that wrote it",
                 )
             schema = whole[HEADER_BYTES : HEADER_BYTES + length]
-            return SegmentHead(base, maximum, slot, schema, len(whole))
+            return SegmentHead(base, maximum, received, slot, schema, len(whole))
     raise LogCorruptError(f"the head of {file} is damaged", hint="restore the file from a backup")
 
 
 class PartitionFiles:
     """Appends frames to the last segment of a partition and starts the next when it is full.
 
-    `segments` ends with the active one. A failed `append` may leave bytes behind the last frame:
-    `rollback` to the mark taken before it removes them.
+    `segments` ends with the active one. `maximum` is the highest event time so far, `received`
+    when the newest event was received, which frames without events repeat. A failed `append` may
+    leave bytes behind the last frame: `rollback` to the mark taken before it removes them.
     """
 
     def __init__(self, directory: Path, slot: int, schema: bytes, segment_bytes_max: int) -> None:
@@ -135,6 +142,7 @@ class PartitionFiles:
         self.segments: list[Segment] = []
         self.end = 0
         self.maximum = -(2**63)
+        self.received = -(2**63)
         self.unsynced: set[Path] = set()
         self._active = directory
         self._descriptor = -1
@@ -150,16 +158,29 @@ class PartitionFiles:
     def start(self) -> int:
         return self.segments[0].base_offset if self.segments else self.end
 
-    def adopt(self, segments: list[Segment], schema: bytes, maximum: int, frames_end: int) -> None:
-        """Continue after the last of the segments found by recovery; its frames end at
-        `frames_end`. Its index must be whole."""
+    @property
+    def bounds(self) -> tuple[int, int, int]:
+        """What readers are shown."""
+        return self.start, self.end, self.maximum
+
+    def adopt(
+        self,
+        segments: list[Segment],
+        head: SegmentHead,
+        newest: FrameHeader | None,
+        frames_end: int,
+    ) -> None:
+        """Continue after the last of the segments found by recovery, which has this head and last
+        frame; its frames end at `frames_end`. Its index must be whole."""
         self.segments = segments
         last = segments[-1]
-        self.end, self.maximum = last.end, maximum
+        self.end = last.end
+        self.maximum = newest.maximum_after if newest else head.maximum
+        self.received = max(last.received, head.received)
         self._open(last.base_offset)
         self._position = frames_end
         self._index_position = os.fstat(self._index_descriptor).st_size
-        if schema != self.schema:
+        if head.schema != self.schema:
             self.roll()
 
     def append(self, header: FrameHeader, packed: bytes, payload: Any) -> None:
@@ -180,6 +201,7 @@ class PartitionFiles:
         self._position = position
         self._index_position += INDEX_BYTES
         self.end, self.maximum = header.end, header.maximum_after
+        self.received = max(self.received, header.received)
         self.unsynced.add(self._active)
 
     def roll(self) -> None:
@@ -193,7 +215,7 @@ class PartitionFiles:
             raise
 
     def _start_segment(self) -> None:
-        head = make_head(self.end, self.maximum, self.slot, self.schema)
+        head = make_head(self.end, self.maximum, self.received, self.slot, self.schema)
         self.directory.mkdir(parents=True, exist_ok=True)
         if self.segments and self.segments[-1].base_offset == self.end:
             replace_file(segment_file(self.directory, self.end), [head])
@@ -206,15 +228,15 @@ class PartitionFiles:
         self.segments.append(Segment(self.end, self.end, len(head), -(2**63)))
         self.unsynced.add(segment_file(self.directory, self.end))
 
-    def mark(self) -> tuple[int, int, int, int, int, Segment | None]:
+    def mark(self) -> Mark:
         """What `rollback` needs to return to this moment."""
         last = self.segments[-1] if self.segments else None
         copy = Segment(last.base_offset, last.end, last.size, last.received) if last else None
-        sizes = (self._position, self._index_position)
-        return len(self.segments), self.end, self.maximum, *sizes, copy
+        reached = (self.end, self.maximum, self.received)
+        return len(self.segments), *reached, self._position, self._index_position, copy
 
-    def rollback(self, mark: tuple[int, int, int, int, int, Segment | None]) -> None:
-        count, end, self.maximum, position, index_position, last = mark
+    def rollback(self, mark: Mark) -> None:
+        count, end, self.maximum, self.received, position, index_position, last = mark
         self._close_descriptors()
         started = {segment.base_offset for segment in self.segments[count:]} | {self.end, end}
         for base_offset in started - {last.base_offset if last else -1}:

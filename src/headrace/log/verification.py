@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.log.deadletters import letters_directory, resolved_directory
-from headrace.log.ends import EndsReader
+from headrace.log.ends import EMPTY_SLOT, EndsReader
 from headrace.log.frames import HEADER_BYTES
 from headrace.log.layout import LETTERS_SLOT, RESOLVED_SLOT, partition_directory, read_layout
 from headrace.log.recovery import scan_segment
@@ -50,7 +50,7 @@ def verify(directory: Path) -> Verified:
     segments = events = size = 0
     findings: list[Finding] = []
     for slot, folder in places:
-        start, end = slots[slot] if slot < len(slots) else (0, 0)
+        start, end, _ = slots[slot] if slot < len(slots) else EMPTY_SLOT
         bases = [base for base in segment_bases(folder) if base < end]
         reached = start
         for base in bases:

@@ -11,10 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.log.advances import encode_advance
 from headrace.log.commits import Commits
 from headrace.log.contract import (
     NO_EVENT_TIME,
     RECEIVED_AT,
+    Advance,
     Appended,
     Completeness,
     DeadLetter,
@@ -108,7 +110,9 @@ class EmbeddedWriter:
                 self._commits.receipts.check_new(group.receipts)
                 self._commits.producers.check(ranges)
             # 2.
-            frames, base_offsets = self._event_frames(group.batches)
+            reached: dict[int, tuple[int, int]] = {}
+            frames, places = self._event_frames(group.batches, reached)
+            frames += self._advance_frames(group.advances, reached)
             frames += self._letter_frames(group.dead)
             encoded = [
                 (r.key, r.received_at_microseconds, encode_receipt(r)) for r in group.receipts
@@ -124,7 +128,11 @@ class EmbeddedWriter:
                         self._commits.producers.add(
                             receipt.ranges, receipt.received_at_microseconds
                         )
-            return Appended(tuple(base_offsets), tuple(range(first, first + len(group.dead))))
+            return Appended(
+                tuple(start for start, _ in places),
+                tuple(end for _, end in places),
+                tuple(range(first, self._letters.end)),
+            )
 
     def receipt(self, key: bytes) -> Receipt | None:
         with self._commits.memory_lock:
@@ -160,6 +168,12 @@ class EmbeddedWriter:
         """Raises LogFullError if the stream is at its size limit and the hold keeps it there.
         For refusing a request before it queues."""
         self._keeper.check_room(stream)
+
+    def received(self, stream: str) -> tuple[int, ...]:
+        known = self._known(stream, 0)
+        slots = range(known.slot, known.slot + known.partitions)
+        partitions = [self._commits.partitions[slot] for slot in slots]
+        return tuple(p.received if p.end else NO_EVENT_TIME for p in partitions)
 
     def resolve_dead_letters(self, numbers: Sequence[int]) -> None:
         """Numbers resolved or dropped before are passed over; one never given is LogOffsetError."""
@@ -201,18 +215,21 @@ class EmbeddedWriter:
                 os.close(self._lock)
                 self._lock = -1
 
-    def _event_frames(self, batches: Sequence[PartitionBatch]) -> tuple[list[Frame], list[int]]:
+    def _event_frames(
+        self, batches: Sequence[PartitionBatch], reached: dict[int, tuple[int, int]]
+    ) -> tuple[list[Frame], list[tuple[int, int]]]:
+        """The frames, and from which offset to which each batch goes. `reached` gets the end and
+        the maximum of the partitions."""
         frames: list[Frame] = []
-        base_offsets: list[int] = []
-        reached: dict[int, tuple[int, int]] = {}
+        places: list[tuple[int, int]] = []
         for item in batches:
             known = self._check_batch(item)
             slot = known.slot + item.partition
             files = self._commits.partitions[slot]
             end, maximum = reached.get(slot, (files.end, files.maximum))
-            base_offsets.append(end)
             batch = item.batch
             if not batch.num_rows:
+                places.append((end, end))
                 continue
             payload = batch.serialize()
             if payload.size > PAYLOAD_BYTES_MAX:
@@ -222,8 +239,8 @@ class EmbeddedWriter:
                 )
             received = _newest(batch.column(RECEIVED_AT))
             newest = received
-            if known.event_time is not None:
-                newest = _newest(batch.column(known.event_time))
+            if known.clock != RECEIVED_AT:
+                newest = _newest(batch.column(known.clock))
             header = FrameHeader(
                 payload.size,
                 zlib.crc32(payload),
@@ -236,18 +253,43 @@ class EmbeddedWriter:
                 self._commits.next_group,
             )
             frames.append(Frame(header, header.pack(), payload))
+            places.append((end, header.end))
             reached[slot] = (header.end, header.maximum_after)
-        return frames, base_offsets
+        return frames, places
 
-    def _check_batch(self, item: PartitionBatch) -> StreamLayout:
-        known = self._layouts.get(item.stream.lower())
+    def _advance_frames(
+        self, advances: Sequence[Advance], reached: dict[int, tuple[int, int]]
+    ) -> list[Frame]:
+        """One frame for each partition that moves on."""
+        furthest: dict[int, Advance] = {}
+        for advance in advances:
+            slot = self._known(advance.stream, advance.partition).slot + advance.partition
+            before = furthest.get(slot)
+            if before is None or advance.maximum_microseconds > before.maximum_microseconds:
+                furthest[slot] = advance
+        frames: list[Frame] = []
+        for slot, advance in furthest.items():
+            files = self._commits.partitions[slot]
+            end, maximum = reached.get(slot, (files.end, files.maximum))
+            if advance.maximum_microseconds > maximum:
+                maxima = (maximum, advance.maximum_microseconds)
+                payload = encode_advance(advance)
+                frames.append(self._frame(slot, end, 0, payload, files.received, maxima))
+        return frames
+
+    def _known(self, stream: str, partition: int) -> StreamLayout:
+        known = self._layouts.get(stream.lower())
         if known is None:
-            raise LogError(f"the log has no stream {item.stream}", hint="declare it first")
-        if not 0 <= item.partition < known.partitions:
+            raise LogError(f"the log has no stream {stream}", hint="declare it first")
+        if not 0 <= partition < known.partitions:
             raise LogError(
-                f"stream {item.stream} has no partition {item.partition}",
+                f"stream {stream} has no partition {partition}",
                 hint=f"its partitions are 0 to {known.partitions - 1}",
             )
+        return known
+
+    def _check_batch(self, item: PartitionBatch) -> StreamLayout:
+        known = self._known(item.stream, item.partition)
         if not item.batch.schema.equals(known.schema):
             raise LogError(
                 f"a batch for {item.stream} has the schema {_spell(item.batch.schema)}, "
@@ -277,7 +319,13 @@ class EmbeddedWriter:
         return frames
 
     def _frame(
-        self, slot: int, base_offset: int, rows: int, payload: bytes, received: int
+        self,
+        slot: int,
+        base_offset: int,
+        rows: int,
+        payload: bytes,
+        received: int,
+        maxima: tuple[int, int] = (NO_EVENT_TIME, NO_EVENT_TIME),
     ) -> Frame:
         header = FrameHeader(
             len(payload),
@@ -285,8 +333,7 @@ class EmbeddedWriter:
             base_offset,
             rows,
             slot,
-            NO_EVENT_TIME,
-            NO_EVENT_TIME,
+            *maxima,
             received,
             self._commits.next_group,
         )

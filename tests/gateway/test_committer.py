@@ -168,3 +168,56 @@ async def test_overlapping_numbers_in_one_group(tmp_path: Path) -> None:
     assert statuses(results) == [200] * 4
     stored = watched.groups[0].batches[0].batch.column("text").to_pylist()
     assert sorted(stored) == [str(n) for n in range(10)]
+
+
+class LosesEvents(Watched):
+    """A log that forgets the last event of a batch, or a letter, and does not say so."""
+
+    def append(self, group: Group) -> Appended:
+        appended = super().append(group)
+        if group.dead:
+            return Appended(appended.base_offsets, appended.ends, appended.dead_numbers[1:])
+        return Appended(appended.base_offsets, tuple(e - 1 for e in appended.ends), ())
+
+
+@pytest.mark.parametrize("body", [NOTE, b"{}"])
+async def test_a_stream_that_loses_events_is_closed(
+    tmp_path: Path, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = Settings(tmp_path)
+    writer = LosesEvents(open_writer(whole.log_directory, [NOTES], whole.log, whole.gateway))
+    loop = asyncio.get_running_loop()
+    metrics = Metrics()
+    committer = Committer(whole, PROJECT, writer, loop, metrics)
+    metrics.violations = lambda: committer.conservation.violations
+    committer.start()
+    committer.conservation.require("notes")
+    future: asyncio.Future[Any] = loop.create_future()
+    committer.submit(EventsRequest("notes", body, BodyKind.LINES, "identity", None, 1, future))
+    assert (await future)[0] == 200
+    await asyncio.to_thread(committer.close)
+    with pytest.raises(RequestError) as caught:
+        committer.conservation.require("notes")
+    assert (caught.value.status, caught.value.code) == (503, "conservation")
+    assert "1 received, but 0 appended, 0 retried and 0 dead" in caplog.text
+    exposed = metrics.exposition().decode()
+    assert 'headrace_gateway_conservation_violated{stream="notes"} 1.0' in exposed
+
+
+async def test_counts_add_up_whatever_becomes_of_the_events(tmp_path: Path) -> None:
+    key = ProducerKey("p", 0, 0)
+    requests = [
+        (NOTE, None),
+        (b'{"text":"a"}\n{}', "k1"),
+        (b'{"text":"a"}\n{}', "k1"),
+        (NOTE, "k1"),
+        (b"\n".join([NOTE] * 4), key),
+        (b"\n".join([NOTE] * 3 + [b"{}"] * 2), ProducerKey("p", 0, 2)),
+    ]
+    _, watched, committer = await outcomes(tmp_path, requests)
+    counts = committer._metrics.counts["notes"]
+    # the fourth is refused; of the last, two numbers came before
+    assert (counts.received, counts.appended, counts.retried, counts.dead) == (14, 7, 4, 3)
+    assert counts.is_conserved
+    assert committer.conservation.violations == {}
+    assert len(watched.groups) == 1

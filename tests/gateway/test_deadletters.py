@@ -12,7 +12,6 @@ import pytest
 
 from headrace.gateway.deadletters import DeadLetters, finish_resubmissions
 from headrace.gateway.decoding import StreamDecoder
-from headrace.gateway.metrics import Metrics
 from headrace.log.contract import DeadLetter, Group
 from headrace.log.embedded import open_reader, open_writer
 from headrace.model.definitions import Column, Stream
@@ -110,7 +109,7 @@ def test_a_crash_between_storing_and_resolving_stores_nothing_twice(tmp_path: Pa
     body = json.dumps({"numbers": [0], "records": [{"text": "repaired"}]}).encode()
     writer, reader = opened()
     writer.append(Group(dead=(DeadLetter("notes", 0, "broken", b"x", 0),)))
-    job = DeadLetters(settings, reader, decoders, Metrics()).resubmit(body, loop)
+    job = DeadLetters(settings, reader, decoders, lambda *_: None).resubmit(body, loop)
     with pytest.raises(CrashError):
         job(DiesBeforeResolving(writer))
     assert (settings.data_directory / "resubmitting.json").exists()
@@ -118,7 +117,7 @@ def test_a_crash_between_storing_and_resolving_stores_nothing_twice(tmp_path: Pa
 
     # the same again before a restart: recognised by the letter's number, also with another record
     other = json.dumps({"numbers": [0], "records": [{"text": "other"}]}).encode()
-    job = DeadLetters(settings, reader, decoders, Metrics()).resubmit(other, loop)
+    job = DeadLetters(settings, reader, decoders, lambda *_: None).resubmit(other, loop)
     with pytest.raises(CrashError):
         job(DiesBeforeResolving(writer))
     assert reader.ends("notes") == (1,)

@@ -56,6 +56,7 @@ def test_it_covers_every_path_of_the_contract() -> None:
     }
     assert calls == {
         ("POST", "/v1/events"),
+        ("POST", "/v1/heartbeats"),
         ("GET", "/v1/deadletters"),
         ("POST", "/v1/deadletters/resubmit"),
         ("POST", "/v1/deadletters/discard"),

@@ -129,6 +129,18 @@ def test_retention_keeps_maximum_and_received_time(embedded: Any, shop: Any) -> 
     assert piece.maximum_before == 900
 
 
+def test_an_advance_behind_what_a_reader_has_seen_is_not_lost(backend: Any, shop: Any) -> None:
+    """Events before it and after it come as one batch, though their index was read in two goes."""
+    stream = shop.stream(partitions=1)
+    writer, reader = backend.writer([stream]), backend.reader([stream])
+    writer.append(timed(shop, stream, 0, [10, 20]))
+    assert shop.ids(reader, "transactions", 0) == [0, 1]
+    writer.append(Group(advances=(advance(0, 500),)))
+    writer.append(timed(shop, stream, 2, [30]))
+    (piece,) = reader.read("transactions", 0, 1, 3)
+    assert (piece.maximum_before, piece.maxima) == (10, ((1, 500),))
+
+
 STEP = st.one_of(
     st.lists(st.integers(0, 1_000), min_size=1, max_size=30),
     st.lists(st.integers(0, 1_000), min_size=1, max_size=4),

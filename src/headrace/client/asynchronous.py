@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -31,7 +32,8 @@ class AsyncClient:
     `send` only buffers: `flush` and `close` say that everything is durable, or raise what is not.
     Sending is tried again until it succeeds or is refused for good; the client's producer id and
     sequence numbers see to it that nothing is stored twice. A given `producer` that starts over
-    takes a new `epoch`, by default the time.
+    takes a new `epoch`, by default the time. With `sent_at` every request says when it was sent,
+    by this machine's clock: streams with a SENT column correct event times by it.
 
     When the buffer is full, send waits up to `request_seconds_max` (`when_full="block"`) or raises
     BufferFullError at once (`"raise"`). `on_quarantined` gets every event the server put aside,
@@ -45,6 +47,7 @@ class AsyncClient:
         *,
         producer: str | None = None,
         epoch: int | None = None,
+        sent_at: bool = False,
         limits: Limits | None = None,
         when_full: Literal["block", "raise"] = "block",
         connections: int = 2,
@@ -53,7 +56,7 @@ class AsyncClient:
         on_refused: Callable[[Refused], None] | None = None,
     ) -> None:
         self._connection = Connection.make(
-            url, token, request_seconds_max, connections, producer, epoch
+            url, token, request_seconds_max, connections, producer, epoch, sends_time=sent_at
         )
         self._http = httpx.AsyncClient(
             base_url=self._connection.url,
@@ -96,6 +99,20 @@ class AsyncClient:
         since the last flush."""
         self._connection.check_process()
         await self._sender.flush(timeout)
+
+    async def heartbeat(
+        self,
+        stream: str,
+        complete_up_to: datetime | str,
+        producer: str | None = None,
+        *,
+        timeout: float = 30.0,
+    ) -> None:
+        """Say that the stream, or what the producer writes to it, is complete up to this time:
+        its watermark moves on without events. What was given to send before is flushed first, and
+        raises as flush does. Durable when it returns."""
+        await self.flush(timeout)
+        await self._ask(calls.heartbeat(stream, complete_up_to, producer))
 
     async def close(self, timeout: float = 30.0) -> None:
         """Flush, then end. Whatever flush would raise is raised, after everything is let go: what

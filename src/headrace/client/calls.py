@@ -65,7 +65,7 @@ def _filter(column: str, value: Any) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, datetime):
-        return (value if value.tzinfo is None else value.astimezone(UTC)).isoformat()
+        return _moment(value)
     if isinstance(value, int | float | Decimal | date):
         return str(value)
     raise ClientError(
@@ -119,6 +119,21 @@ def resubmit(numbers: Iterable[int], records: Iterable[Any] | None) -> Call[dict
     if records is not None:
         given["records"] = [msgspec.Raw(encode_event(record)) for record in records]
     return _post("/v1/deadletters/resubmit", given, is_repeatable=False)
+
+
+def heartbeat(
+    stream: str, complete_up_to: datetime | str, producer: str | None
+) -> Call[dict[str, Any]]:
+    moment = complete_up_to if isinstance(complete_up_to, str) else _moment(complete_up_to)
+    given = {"stream": stream, "complete_up_to": moment}
+    if producer is not None:
+        given["producer"] = producer
+    return _post("/v1/heartbeats", given, is_repeatable=True)
+
+
+def _moment(value: datetime) -> str:
+    """RFC 3339. Without a zone it is UTC, as everywhere at the gateway."""
+    return (value if value.tzinfo is None else value.astimezone(UTC)).isoformat()
 
 
 def discard(numbers: Iterable[int]) -> Call[dict[str, Any]]:

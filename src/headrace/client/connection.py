@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from headrace.client.calls import Call
-from headrace.client.outbox import Quarantined, Refused, Retry, Stored
+from headrace.client.outbox import Batch, Quarantined, Refused, Retry, Stored
 from headrace.client.retry import RETRIED_STATUSES, pause_seconds, refused, retry_after_seconds
 from headrace.model.errors import ClientError, UnreachableError
 
@@ -36,6 +36,7 @@ class Connection:
     connections: int
     producer: str
     epoch: int
+    sends_time: bool
     process: int
 
     @classmethod
@@ -47,6 +48,8 @@ class Connection:
         connections: int,
         producer: str | None,
         epoch: int | None,
+        *,
+        sends_time: bool,
     ) -> Connection:
         """A random producer needs no epoch. A named one that starts over must have a new one:
         without an epoch given, the time in milliseconds is taken."""
@@ -61,6 +64,7 @@ class Connection:
             connections,
             producer or uuid.uuid4().hex,
             epoch,
+            sends_time,
             os.getpid(),
         )
 
@@ -81,6 +85,9 @@ class Connection:
 
     def headers(self) -> dict[str, str]:
         return {} if self.token is None else {"authorization": f"Bearer {self.token}"}
+
+    def batch_headers(self, batch: Batch) -> dict[str, str]:
+        return batch.headers(self.producer, self.epoch, with_sent_at=self.sends_time)
 
     def limits(self) -> httpx.Limits:
         return httpx.Limits(max_connections=None, max_keepalive_connections=self.connections + 4)

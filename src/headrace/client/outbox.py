@@ -9,6 +9,7 @@ nothing twice.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -88,13 +89,17 @@ class Batch:
     def body(self) -> bytes:
         return b"\n".join(self.events) + b"\n"
 
-    def headers(self, producer: str, epoch: int) -> dict[str, str]:
-        return {
+    def headers(self, producer: str, epoch: int, *, with_sent_at: bool) -> dict[str, str]:
+        """`with_sent_at` adds the time of this very attempt."""
+        headers = {
             "content-type": "application/x-ndjson",
             "headrace-producer": producer,
             "headrace-epoch": str(epoch),
             "headrace-sequence": str(self.first_sequence),
         }
+        if with_sent_at:
+            headers["headrace-sent-at"] = str(time.time_ns() // 1000)
+        return headers
 
 
 @dataclass(frozen=True)

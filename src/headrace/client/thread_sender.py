@@ -177,7 +177,7 @@ class ThreadSender:
                 "/v1/events",
                 params={"name": batch.stream},
                 content=batch.body(),
-                headers=batch.headers(self._connection.producer, self._connection.epoch),
+                headers=self._connection.batch_headers(batch),
             )
         except (httpx.TransportError, httpx.DecodingError) as error:
             return Retry(f"{type(error).__name__}: {error}")

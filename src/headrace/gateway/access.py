@@ -33,6 +33,9 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+ANY_TOKEN = ""
+
+
 class Access:
     """Checks requests; `refresh` picks up tokens made or revoked while running."""
 
@@ -75,7 +78,7 @@ class Access:
 
     def check(self, headers: Headers, authority: str | None, scope: str | None) -> None:
         """Raises RequestError 401 or 403; 421 for a foreign Host on loopback without tokens.
-        `scope` None is what anyone may see."""
+        `scope` None is what anyone may see, ANY_TOKEN what needs a token of whatever scope."""
         tokens = self._tokens
         if tokens is None:
             self._check_local(headers, authority)
@@ -90,7 +93,7 @@ class Access:
         token = tokens.verify(secret.strip())
         if token is None:
             raise RequestError(401, "token-unknown", "this token is not known", hint="check it")
-        if not token.allows(scope):
+        if scope != ANY_TOKEN and not token.allows(scope):
             raise RequestError(
                 403,
                 "scope-missing",

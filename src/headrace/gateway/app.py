@@ -17,17 +17,25 @@ from urllib.parse import parse_qs, quote
 
 import msgspec
 
-from headrace.gateway.access import Access
+from headrace.gateway.access import ANY_TOKEN, Access
 from headrace.gateway.bodies import BodyKind, body_kind, check_encoding
 from headrace.gateway.cloudevents import binary_key, is_binary
 from headrace.gateway.committer import Committer
 from headrace.gateway.deadletters import LIST_MAX, DeadLetters
+from headrace.gateway.heartbeats import Heartbeats
 from headrace.gateway.metrics import Metrics
 from headrace.gateway.openapi import openapi_body
 from headrace.gateway.problems import Response, problem_response
 from headrace.gateway.proxy import EngineAway, EngineProxy
 from headrace.gateway.reading import BodyReader
-from headrace.gateway.requests import JSON_HEADERS, EventsRequest, Headers, read_retry_key
+from headrace.gateway.requests import (
+    JSON_HEADERS,
+    EventsRequest,
+    Headers,
+    read_retry_key,
+    read_sent_at,
+)
+from headrace.gateway.status import Status
 from headrace.log.contract import LogReader
 from headrace.model.definitions import Project
 from headrace.model.errors import HeadraceError, RequestError
@@ -63,15 +71,15 @@ class GatewayApp:
         self._project = project
         self._access = access
         self._committer = committer
-        self._reader = reader
         self._proxy = proxy
         self._metrics = metrics
         self._bodies = BodyReader(settings.gateway, committer)
-        self._deadletters = DeadLetters(settings, reader, committer.decoders, metrics)
+        self._deadletters = DeadLetters(settings, reader, committer.decoders, committer.account)
+        self._heartbeats = Heartbeats(project, committer)
+        self._state = Status(project, committer, reader, metrics)
         self._streams = {s.name: s.name for s in project.streams}
         self._streams.update({s.name.lower(): s.name for s in project.streams})
         self._loop = asyncio.get_running_loop()
-        self._started = time.time()
         self.is_draining = False
         self.forwarding: set[asyncio.Task[Any]] = set()
         # path → method → (scope, handler)
@@ -79,6 +87,7 @@ class GatewayApp:
             "/v1/deadletters": {"GET": ("admin", self._list_deadletters)},
             "/v1/deadletters/resubmit": {"POST": ("admin", self._resubmit)},
             "/v1/deadletters/discard": {"POST": ("admin", self._discard)},
+            "/v1/heartbeats": {"POST": (ANY_TOKEN, self._post_heartbeats)},
             "/v1/streams": {"GET": ("query", self._list_streams)},
             "/v1/status": {"GET": ("query", self._status)},
             "/v1/views": {"GET": ("query", self._forward)},
@@ -147,7 +156,9 @@ class GatewayApp:
             )
         if self.is_draining:
             raise _stopping()
+        self._committer.conservation.require(stream)
         retry_key = read_retry_key(headers)
+        sent_at = read_sent_at(headers)
         encoding = check_encoding(_header(headers, "content-encoding"))
         time_hint = None
         if is_binary(headers):
@@ -163,10 +174,29 @@ class GatewayApp:
         future: asyncio.Future[Response] = self._loop.create_future()
         self._committer.submit(
             EventsRequest(
-                stream, body, kind, encoding, retry_key, time.time_ns() // 1000, future, time_hint
+                stream,
+                body,
+                kind,
+                encoding,
+                retry_key,
+                time.time_ns() // 1000,
+                future,
+                time_hint,
+                sent_at,
             )
         )
         return await future
+
+    async def _post_heartbeats(self, scope: Any, protocol: Any) -> Response:
+        body = await self._bodies.read(protocol, scope.headers, _QUERY_BODY_BYTES_MAX)
+
+        def check(stream: str) -> None:
+            self._access.check(scope.headers, scope.authority, f"ingest:{stream}")
+
+        received = time.time_ns() // 1000
+        advances = self._heartbeats.read(body, received, check)
+        await self._heartbeats.store(advances, received)
+        return 200, JSON_HEADERS, b'{"state":"durable"}'
 
     # --------------------------------------------------------------------------------- routing
 
@@ -246,51 +276,8 @@ class GatewayApp:
         return 200, JSON_HEADERS, msgspec.json.encode(await self._committer.run_job(job))
 
     async def _list_streams(self, scope: Any, protocol: Any) -> Response:
-        streams = await asyncio.to_thread(self._described_streams)
+        streams = await asyncio.to_thread(self._state.streams)
         return 200, JSON_HEADERS, msgspec.json.encode({"streams": streams})
-
-    def _described_streams(self) -> list[dict[str, Any]]:
-        described = []
-        for stream in self._project.streams:
-            starts, ends = self._reader.starts(stream.name), self._reader.ends(stream.name)
-            size = sum(
-                self._reader.size_bytes(stream.name, partition, start, end)
-                for partition, (start, end) in enumerate(zip(starts, ends, strict=True))
-            )
-            described.append(
-                {
-                    "name": stream.name,
-                    "columns": [
-                        {"name": c.name, "type": str(c.type), "nullable": c.nullable}
-                        for c in stream.columns
-                    ],
-                    "event_time": stream.event_time,
-                    "partitions": stream.partitions,
-                    "starts": starts,
-                    "ends": ends,
-                    "bytes": size,
-                }
-            )
-        return described
-
-    def _own_status(self) -> dict[str, Any]:
-        totals = {
-            name: {
-                "received": c.received,
-                "appended": c.appended,
-                "retried": c.retried,
-                "dead": c.dead,
-            }
-            for name, c in self._metrics.counts.items()
-        }
-        return {
-            "state": "failed" if self._committer.failure else "up",
-            "reason": self._committer.failure,
-            "uptime_seconds": round(time.time() - self._started, 3),
-            "queue_requests": self._committer.queue_requests,
-            "queue_bytes": self._committer.queue_bytes,
-            "events": totals,
-        }
 
     async def _status(self, scope: Any, protocol: Any) -> Response:
         status: dict[str, Any] = {}
@@ -303,7 +290,7 @@ class GatewayApp:
             status["engine"] = {"state": "down", "reason": error.message}
         except msgspec.DecodeError:
             status["engine"] = {"state": "down", "reason": "its answer cannot be read"}
-        status["gateway"] = self._own_status()
+        status["gateway"] = self._state.gateway()
         return 200, JSON_HEADERS, msgspec.json.encode(status)
 
     async def _show_metrics(self, scope: Any, protocol: Any) -> Response:

@@ -25,15 +25,16 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.gateway.conservation import Conservation, Counts, count_group
 from headrace.gateway.decoding import StreamDecoder, StreamRows
 from headrace.gateway.grouping import Draft, GroupBuilder, Outcome
 from headrace.gateway.metrics import Metrics
 from headrace.gateway.requests import EventsRequest
-from headrace.log.contract import LogWriter
+from headrace.log.contract import Appended, LogWriter
 from headrace.model.definitions import Project
 from headrace.model.errors import (
     HeadraceError,
@@ -76,10 +77,11 @@ class Committer:
     ) -> None:
         self._settings = settings.gateway
         self._retention_seconds = settings.log.retention_check_seconds
-        self._writer = writer
+        self.writer = writer
         self._loop = loop
         self._metrics = metrics
         self._builder = GroupBuilder(writer)
+        self.conservation = Conservation()
         self.decoders = {s.name: StreamDecoder(s, settings.gateway) for s in project.streams}
         self._incoming: queue.SimpleQueue[EventsRequest | None] = queue.SimpleQueue()
         self._decoded: queue.Queue[list[StreamRows] | _Job | None] = queue.Queue(maxsize=1)
@@ -264,12 +266,14 @@ class Committer:
 
     def _append(self, all_rows: list[StreamRows]) -> list[Outcome]:
         draft = self._builder.build(all_rows)
-        refusal = self._append_draft(draft)
+        refusal = self._append_draft(all_rows, draft)
         if refusal is None:
             return draft.fresh + draft.settled
         entries = [(rows, entry) for rows in all_rows for entry in rows.entries]
         if len(entries) == 1 or refusal.code == "log-failed":
             fresh: list[Outcome] = [(request, refusal) for request, _ in draft.fresh]
+            before = draft.retried_before.items()
+            self._metrics.add_counts({s: Counts(received=n, retried=n) for s, n in before})
             return fresh + draft.settled
         # One request's stream is full, or one producer has too many gaps: the others shall not
         # suffer, so each is stored by itself.
@@ -278,12 +282,13 @@ class Committer:
             outcomes += self._append([rows.slice(entry)])
         return outcomes
 
-    def _append_draft(self, draft: Draft) -> RequestError | None:
+    def _append_draft(self, all_rows: list[StreamRows], draft: Draft) -> RequestError | None:
         """None if the draft is durable (or empty), else the refusal for its fresh outcomes."""
+        appended = Appended((), (), ())
         if draft.group.batches or draft.group.receipts or draft.group.dead:
             started = time.perf_counter()
             try:
-                self._writer.append(draft.group)
+                appended = self.writer.append(draft.group)
             except LogFullError as error:
                 return RequestError(
                     503,
@@ -298,9 +303,15 @@ class Committer:
                 return self._failed(error)
             self.failure = None
             self._metrics.observe_group(draft.group, time.perf_counter() - started)
-            self._metrics.add_counts(draft.counts)
-        self._metrics.add_counts(draft.settled_counts)
+        self.account(all_rows, draft, appended)
         return None
+
+    def account(self, all_rows: Sequence[StreamRows], draft: Draft, appended: Appended) -> None:
+        """Count what became of a group that is durable, and check that nothing got lost."""
+        counts = count_group(all_rows, draft, appended)
+        self._metrics.add_counts(counts)
+        self._metrics.add_skews(draft.skews)
+        self.conservation.check(counts)
 
     def _failed(self, error: Exception) -> RequestError:
         if self.failure is None:
@@ -318,7 +329,7 @@ class Committer:
         result: Any = None
         failure: Exception | None = None
         try:
-            result = job.run(self._writer)
+            result = job.run(self.writer)
         except Exception as error:
             if isinstance(error, OSError):
                 failure = self._failed(error)
@@ -331,7 +342,7 @@ class Committer:
     def _retain_regularly(self) -> None:
         while not self._closing.wait(self._retention_seconds):
             try:
-                freed = self._writer.retain(time.time_ns() // 1000)
+                freed = self.writer.retain(time.time_ns() // 1000)
             except (OSError, LogError) as error:
                 logger.error("retention failed and is tried again", exc_info=error)
                 continue

@@ -15,7 +15,7 @@ import base64
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,10 +24,9 @@ import msgspec
 
 from headrace.gateway.bodies import BodyKind
 from headrace.gateway.decoding import StreamDecoder, StreamRows
-from headrace.gateway.grouping import GroupBuilder, receipt_key
-from headrace.gateway.metrics import Metrics
+from headrace.gateway.grouping import Draft, GroupBuilder, receipt_key
 from headrace.gateway.requests import EventsRequest
-from headrace.log.contract import DeadLetter, LogReader, LogWriter
+from headrace.log.contract import Appended, DeadLetter, LogReader, LogWriter
 from headrace.model.errors import LogFullError, RequestError
 from headrace.model.settings import Settings
 
@@ -59,12 +58,12 @@ class DeadLetters:
         settings: Settings,
         reader: LogReader,
         decoders: Mapping[str, StreamDecoder],
-        metrics: Metrics,
+        account: Callable[[Sequence[StreamRows], Draft, Appended], None],
     ) -> None:
         self._intent = settings.data_directory / _INTENT
         self._reader = reader
         self._decoders = decoders
-        self._metrics = metrics
+        self._account = account
 
     def list(self, stream: str | None, after: int, limit: int) -> dict[str, Any]:
         """A page of at most `limit` letters and LIST_BYTES_MAX bytes; `next_after` is None at the
@@ -177,13 +176,13 @@ class DeadLetters:
         _write_durably(self._intent, json.dumps(list(numbers)))
         if draft.group.batches:
             try:
-                writer.append(draft.group)
+                appended = writer.append(draft.group)
             except LogFullError as error:
                 self._intent.unlink()
                 raise RequestError(
                     503, "log-full", error.message, hint=error.hint, retry_after_seconds=10
                 ) from None
-            self._metrics.add_counts(draft.counts)
+            self._account(all_rows, draft, appended)
         writer.resolve_dead_letters(numbers)
         self._intent.unlink()
 
@@ -220,7 +219,16 @@ def _request(
     future: Any = asyncio.Future(loop=loop) if loop is not None else None
     key = f"deadletter\n{letter.number}"
     now = time.time_ns() // 1000
-    return EventsRequest(letter.stream, record, BodyKind.ONE, "identity", key, now, future)
+    return EventsRequest(
+        letter.stream,
+        record,
+        BodyKind.ONE,
+        "identity",
+        key,
+        now,
+        future,
+        first_received_at_microseconds=letter.received_at_microseconds,
+    )
 
 
 def _decoded(body: bytes, kind: Any) -> Any:

@@ -53,7 +53,7 @@ class ArrowDecoder:
             reasons = self._decode_batch(batch, decoded)
             for row, reason in sorted(reasons.items()):
                 decoded.rejected.append((count + row, reason))
-                raws[count + row] = _row_as_json(batch, row)
+                raws[count + row] = row_as_json(batch, row)
             count += batch.num_rows
         return decoded, count, raws
 
@@ -262,7 +262,7 @@ def _value(array: pa.Array, row: int) -> Any:
         return str(array.slice(row, 1)).strip("[] \n")
 
 
-def _row_as_json(batch: pa.RecordBatch, row: int) -> bytes:
+def row_as_json(batch: pa.RecordBatch, row: int) -> bytes:
     """The row as a JSON record, so that it can be repaired and re-submitted like any other."""
     names = batch.schema.names
     members = {name: _value(column, row) for name, column in zip(names, batch.columns, strict=True)}

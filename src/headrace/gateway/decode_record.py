@@ -40,7 +40,7 @@ import pyarrow as pa
 from headrace.model.definitions import Stream
 from headrace.model.types import DataType
 
-__all__ = ["RecordDecoder", "RecordError", "nesting_depth"]
+__all__ = ["RecordDecoder", "RecordError", "nesting_depth", "read_timestamp"]
 
 _SHOWN_CHARACTERS_MAX = 60
 _INTEGER_BITS = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
@@ -282,8 +282,8 @@ def _date(value: Any) -> date:
         raise RecordError(f"{_shown(value)}: {error}") from None
 
 
-def _timestamp(value: Any) -> int:
-    """Microseconds since the epoch."""
+def read_timestamp(value: Any) -> int:
+    """Microseconds since the epoch. Raises RecordError for what is not RFC 3339."""
     if isinstance(value, _Number):
         raise RecordError(
             f"expected RFC 3339 such as 2026-01-31T12:00:00Z, got the number {_shown(value)}: "
@@ -362,5 +362,5 @@ def _converter(data_type: DataType) -> Callable[[Any], Any]:
         "STRING": _string,
         "BINARY": _binary,
         "DATE": _date,
-        "TIMESTAMP": _timestamp,
+        "TIMESTAMP": read_timestamp,
     }[data_type.name]

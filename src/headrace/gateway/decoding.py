@@ -16,9 +16,10 @@ import pyarrow as pa
 
 from headrace.gateway.bodies import BodyKind, check_not_compressed, frame_records, inflate
 from headrace.gateway.cloudevents import frame_cloudevents, with_event_time
-from headrace.gateway.decode_arrow import ArrowDecoder
+from headrace.gateway.decode_arrow import ArrowDecoder, row_as_json
 from headrace.gateway.decode_json import RECORDS_ONE_BY_ONE_MAX, JsonDecoder
 from headrace.gateway.requests import EventsRequest
+from headrace.gateway.times import EventTimes
 from headrace.model.definitions import Stream
 from headrace.model.errors import RequestError
 from headrace.model.settings import GatewaySettings
@@ -55,7 +56,8 @@ class Entry:
 
 @dataclass(slots=True)
 class StreamRows:
-    """The rows of all entries of one stream, without the received column."""
+    """The rows of all entries of one stream, with what its clocks gave, without the received
+    column."""
 
     stream: Stream
     batches: list[pa.RecordBatch]
@@ -83,6 +85,7 @@ class StreamDecoder:
             nesting_max=settings.nesting_max,
         )
         self._arrow = ArrowDecoder(stream)
+        self._times = EventTimes(stream)
         self._settings = settings
         self._next_sample = 0.0
 
@@ -100,7 +103,8 @@ class StreamDecoder:
     def _decode_together(
         self, requests: Sequence[tuple[EventsRequest, bytes]]
     ) -> StreamRows | None:
-        """The common case: every body is made of plain lines and every record is good."""
+        """The common case: every body is made of plain lines, every record is good, and none is
+        in the far future."""
         bodies: list[bytes] = []
         counts: list[int] = []
         for request, inflated in requests:
@@ -125,6 +129,10 @@ class StreamDecoder:
         batch = self.json.decode_lines(lines, total)
         if batch is None:
             return None
+        counted = [(request, count) for (request, _), count in zip(requests, counts, strict=True)]
+        batch = self._times.complete(batch, counted)
+        if self._times.beyond(batch, counted) is not None:
+            return None
         entries: list[Entry] = []
         start = 0
         for (request, inflated), count in zip(requests, counts, strict=True):
@@ -145,6 +153,7 @@ class StreamDecoder:
         rows = StreamRows(self.stream, [], [], [])
         flat: list[bytes] = []
         framed: list[tuple[EventsRequest, bytes, list[bytes], dict[int, str]]] = []
+        records_of: dict[int, list[bytes]] = {}
         total = 0
         for request, inflated in requests:
             try:
@@ -177,7 +186,34 @@ class StreamDecoder:
                     entry.rejected.append(Rejected(position, reason, raw))
             entry.end = total
             rows.entries.append(entry)
+            records_of[id(entry)] = records
+        if total:
+            self._judge_times(rows, records_of)
         return rows
+
+    def _judge_times(self, rows: StreamRows, records_of: dict[int, list[bytes]]) -> None:
+        """Give the rows their times, and reject those in the far future."""
+        counted = [(entry.request, entry.end - entry.start) for entry in rows.entries]
+        own = rows.batches[0] if len(rows.batches) == 1 else pa.concat_batches(rows.batches)
+        batch = self._times.complete(own, counted)
+        rows.batches = [batch]
+        beyond = self._times.beyond(batch, counted)
+        if beyond is None:
+            return
+        rows.batches = [batch.filter(pa.array(~beyond))]
+        kept = 0
+        for entry in rows.entries:
+            places = np.flatnonzero(beyond[entry.start : entry.end])
+            records = records_of.get(id(entry))
+            for place, position in zip(places, positions_of_rows(entry)[places], strict=True):
+                row = entry.start + int(place)
+                raw = row_as_json(own, row) if records is None else records[position]
+                reason = self._times.reason(batch, row, entry.request.received_at_microseconds)
+                raw = raw[: self._settings.line_bytes_max]
+                entry.rejected.append(Rejected(int(position), reason, raw))
+            entry.rejected.sort(key=lambda rejected: rejected.position)
+            entry.start, entry.end = kept, kept + entry.end - entry.start - len(places)
+            kept = entry.end
 
     def _add_arrow(
         self, rows: StreamRows, request: EventsRequest, inflated: bytes, start: int

@@ -8,7 +8,9 @@ the order the requests were taken from the queue; only one thread ever does this
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +27,8 @@ from headrace.gateway.requests import (
     answer_body,
 )
 from headrace.log.contract import (
+    QUALITY,
+    SKEW,
     DeadLetter,
     Group,
     LogWriter,
@@ -36,31 +40,34 @@ from headrace.log.contract import (
 from headrace.model.definitions import Stream
 from headrace.model.errors import RequestError
 
-__all__ = ["Counts", "Draft", "GroupBuilder"]
+__all__ = ["Draft", "GroupBuilder", "MeasuredSkews"]
 
 Outcome = tuple[EventsRequest, "Response | RequestError"]
 
 
-@dataclass(slots=True)
-class Counts:
-    """What became of the records of a stream: received = appended + retried + dead."""
+class MeasuredSkews(NamedTuple):
+    """What the clocks gave for the events of one request, of the producer it names, if any."""
 
-    received: int = 0
-    appended: int = 0
-    retried: int = 0
-    dead: int = 0
+    stream: str
+    producer: str
+    skews: npt.NDArray[np.int64]
+    qualities: npt.NDArray[np.int8]
 
 
 @dataclass(slots=True)
 class Draft:
     """A group ready to be appended. `fresh` outcomes hold only if the append succeeds; `settled`
-    ones (refusals, and retries of what is durable already) hold in any case."""
+    ones (refusals, and retries of what is durable already) hold in any case. By stream: how many
+    records were `retried` of what is in this group or, in part, before it, were `retried_before`
+    as a whole request, and were `refused`."""
 
     group: Group
     fresh: list[Outcome]
     settled: list[Outcome]
-    counts: dict[str, Counts]
-    settled_counts: dict[str, Counts]
+    retried: dict[str, int]
+    retried_before: dict[str, int]
+    refused: dict[str, int]
+    skews: list[MeasuredSkews]
 
 
 @dataclass(slots=True)
@@ -70,8 +77,10 @@ class _Making:
     dead: list[DeadLetter] = field(default_factory=list)
     fresh: list[Outcome] = field(default_factory=list)
     settled: list[Outcome] = field(default_factory=list)
-    counts: dict[str, Counts] = field(default_factory=dict)
-    settled_counts: dict[str, Counts] = field(default_factory=dict)
+    retried: dict[str, int] = field(default_factory=dict)
+    retried_before: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
+    skews: list[MeasuredSkews] = field(default_factory=list)
     by_key: dict[bytes, Receipt] = field(default_factory=dict)
     ranges: dict[tuple[str, str, int], list[tuple[int, int]]] = field(default_factory=dict)
 
@@ -93,24 +102,23 @@ class GroupBuilder:
             Group(tuple(making.batches), tuple(making.receipts), tuple(making.dead)),
             making.fresh,
             making.settled,
-            making.counts,
-            making.settled_counts,
+            making.retried,
+            making.retried_before,
+            making.refused,
+            making.skews,
         )
 
     def _add_stream(self, rows: StreamRows, making: _Making) -> None:
         stream = rows.stream
-        counts = making.counts.setdefault(stream.name, Counts())
         dropped: list[npt.NDArray[np.int64]] = []
         kept_counts: list[int] = []
         for entry in rows.entries:
             kept = entry.end - entry.start
             if entry.request.retry_key is None and not entry.rejected:
-                counts.received += kept
-                counts.appended += kept
                 response: Response = (200, JSON_HEADERS, answer_body(kept, []))
                 making.fresh.append((entry.request, response))
             else:
-                lost = self._add_entry(stream, entry, counts, making)
+                lost = self._add_entry(stream, entry, making)
                 if lost is None:  # a retry or a refusal: none of it is stored
                     lost = np.arange(entry.start, entry.end)
                 if len(lost):
@@ -121,7 +129,7 @@ class GroupBuilder:
             self._add_rows(rows, kept_counts, dropped, making)
 
     def _add_entry(
-        self, stream: Stream, entry: Entry, counts: Counts, making: _Making
+        self, stream: Stream, entry: Entry, making: _Making
     ) -> npt.NDArray[np.int64] | None:
         """The rows of the entry that are stored already; None if nothing of it is to be stored."""
         request = entry.request
@@ -158,10 +166,8 @@ class GroupBuilder:
         making.dead.extend(
             DeadLetter(stream.name, r.position, r.reason, r.raw, received) for r in rejected
         )
-        counts.received += entry.count
-        counts.appended += accepted
-        counts.dead += len(rejected)
-        counts.retried += retried
+        if retried:
+            _add(making.retried, stream, retried)
         making.fresh.append((request, (200, JSON_HEADERS, body)))
         return lost
 
@@ -178,11 +184,9 @@ class GroupBuilder:
                 "takes a higher epoch",
             )
             making.settled.append((entry.request, refusal))
+            _add(making.refused, stream, entry.count)
             return
-        counts = making.counts if in_group else making.settled_counts
-        of_stream = counts.setdefault(stream.name, Counts())
-        of_stream.received += entry.count
-        of_stream.retried += entry.count
+        _add(making.retried if in_group else making.retried_before, stream, entry.count)
         outcomes = making.fresh if in_group else making.settled
         outcomes.append((entry.request, (200, RETRIED_HEADERS, first.answer)))
 
@@ -210,6 +214,8 @@ class GroupBuilder:
             keep[np.concatenate(dropped)] = False
             batch = batch.filter(pa.array(keep))
         requests = [entry.request for entry in rows.entries]
+        if stream.clocks is not None:
+            making.skews += _measured(stream, batch, requests, kept_counts)
         received = np.repeat(
             np.array([r.received_at_microseconds for r in requests], dtype=np.int64), kept_counts
         )
@@ -255,6 +261,25 @@ class GroupBuilder:
         if len(set(chosen)) == 1:
             return chosen[0]
         return np.repeat(np.array(chosen, dtype=np.uint8), kept_counts)
+
+
+def _add(counts: dict[str, int], stream: Stream, count: int) -> None:
+    counts[stream.name] = counts.get(stream.name, 0) + count
+
+
+def _measured(
+    stream: Stream, batch: pa.RecordBatch, requests: list[EventsRequest], kept_counts: list[int]
+) -> Iterator[MeasuredSkews]:
+    skews, qualities = batch.column(SKEW), batch.column(QUALITY).to_numpy()
+    start = 0
+    for request, count in zip(requests, kept_counts, strict=True):
+        if count:
+            key = request.retry_key
+            known = skews.slice(start, count).drop_null().to_numpy()
+            judged = qualities[start : start + count]
+            producer = key.producer if isinstance(key, ProducerKey) else ""
+            yield MeasuredSkews(stream.name, producer, known, judged)
+            start += count
 
 
 def receipt_key(stream: Stream, request: EventsRequest, count: int) -> bytes | None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from headrace.gateway.grouping import Counts
-from headrace.log.contract import Group
+from headrace.gateway.conservation import Counts
+from headrace.gateway.grouping import MeasuredSkews
+from headrace.gateway.skew import Skews
+from headrace.log.contract import QUALITIES, Group
 
 __all__ = ["Metrics"]
 
@@ -25,6 +27,8 @@ class Metrics(Collector):
         self.responses: dict[int, int] = {}
         self.body_bytes = 0
         self.counts: dict[str, Counts] = {}
+        self.skews: dict[str, Skews] = {}
+        self.violations: Callable[[], Mapping[str, str]] = dict
         self.sampled_records = 0
         self.sampled_with_unknown_fields = 0
         self.queue: Callable[[], tuple[int, int]] = lambda: (0, 0)
@@ -60,6 +64,10 @@ class Metrics(Collector):
             total.retried += added.retried
             total.dead += added.dead
 
+    def add_skews(self, measured: Iterable[MeasuredSkews]) -> None:
+        for one in measured:
+            self.skews.setdefault(one.stream, Skews()).add(one.producer, one.skews, one.qualities)
+
     def add_sample(self, unknown_fields: int) -> None:
         """A record is looked at a few times a second: reading every field of all would cost more
         than storing them."""
@@ -88,6 +96,15 @@ class Metrics(Collector):
             for outcome in ("received", "appended", "retried", "dead"):
                 events.add_metric([stream, outcome], getattr(counts, outcome))
         yield events
+        violated = GaugeMetricFamily(
+            "headrace_gateway_conservation_violated",
+            "1 for a stream that is closed because events were lost or doubled",
+            labels=["stream"],
+        )
+        for stream in sorted(self.counts):
+            violated.add_metric([stream], int(stream in self.violations()))
+        yield violated
+        yield self._clock_events()
         yield CounterMetricFamily(
             "headrace_gateway_sampled_records", "Records sampled", self.sampled_records
         )
@@ -105,3 +122,14 @@ class Metrics(Collector):
         yield GaugeMetricFamily(
             "headrace_gateway_healthy", "1 while the log can be written", int(self.is_healthy())
         )
+
+    def _clock_events(self) -> Metric:
+        judged = CounterMetricFamily(
+            "headrace_gateway_clock_events",
+            "Events of streams with clocks, by what their event time rests on",
+            labels=["stream", "quality"],
+        )
+        for stream, skews in sorted(self.skews.items()):
+            for quality, count in zip(QUALITIES, skews.totals().qualities, strict=True):
+                judged.add_metric([stream, quality], count)
+        return judged

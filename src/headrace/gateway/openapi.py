@@ -120,6 +120,13 @@ def _event_paths() -> Json:
         _parameter("Headrace-Epoch", number, "Raised when a producer starts over.", place="header"),
         _parameter("Headrace-Sequence", number, "Number of the first event.", place="header"),
         _parameter(
+            "Headrace-Sent-At",
+            {"type": "string"},
+            "When the client sends this, by its own clock: RFC 3339, or microseconds since 1970. "
+            "Stands in for the SENT column where an event has none.",
+            place="header",
+        ),
+        _parameter(
             "Content-Encoding",
             {"type": "string", "enum": ["identity", "gzip", "zstd"]},
             "How the body is compressed.",
@@ -148,7 +155,22 @@ def _event_paths() -> Json:
                     "content": {media_type: {"schema": {}} for media_type in _BODY_TYPES},
                 },
             )
-        }
+        },
+        "/v1/heartbeats": {
+            "post": _operation(
+                "sendHeartbeats",
+                "Say up to which time a stream or producer is complete: its watermark moves on.",
+                {
+                    "200": _answer("Durable.", _reference("State")),
+                    **_problems(400, 404, 408, 413, 422, 429, 503),
+                },
+                scope="ingest:STREAM",
+                requestBody={
+                    "required": True,
+                    "content": {"application/json": {"schema": _reference("Heartbeats")}},
+                },
+            )
+        },
     }
 
 

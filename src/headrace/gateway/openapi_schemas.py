@@ -35,6 +35,9 @@ def openapi_schemas() -> Json:
         },
         "raw_base64",
     )
+    heartbeat = _object(
+        {"stream": text, "complete_up_to": text, "producer": text_or_null}, "producer"
+    )
     freshness = _object(
         {
             "tick": number,
@@ -57,6 +60,10 @@ def openapi_schemas() -> Json:
             },
             "retried",
         ),
+        "Heartbeats": {
+            "oneOf": [heartbeat, {"type": "array", "items": heartbeat, "minItems": 1}],
+        },
+        "State": _object({"state": text}),
         "DeadLetters": _object(
             {
                 "deadletters": {"type": "array", "items": letter},

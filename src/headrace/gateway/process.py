@@ -25,6 +25,7 @@ from headrace.gateway.access import Access
 from headrace.gateway.app import GatewayApp
 from headrace.gateway.committer import Committer
 from headrace.gateway.deadletters import finish_resubmissions
+from headrace.gateway.idle import IdleWatch
 from headrace.gateway.metrics import Metrics
 from headrace.gateway.proxy import EngineProxy
 from headrace.log.contract import LogReader, LogWriter
@@ -152,6 +153,7 @@ async def _serve(
     committer = Committer(settings, project, writer, loop, metrics)
     metrics.queue = lambda: (committer.queue_requests, committer.queue_bytes)
     metrics.is_healthy = lambda: committer.failure is None
+    metrics.violations = lambda: committer.conservation.violations
     finish_resubmissions(settings, writer, reader, committer.decoders)
     proxy = EngineProxy(settings)
     app = GatewayApp(settings, project, access, committer, reader, proxy, metrics)
@@ -174,6 +176,7 @@ async def _serve(
     server.on_startup(lambda: _announce(settings.gateway.host, port, address_file))
     committer.start()
     sweeping = loop.create_task(app.sweep())
+    watching = loop.create_task(IdleWatch(project.streams, committer, reader).run())
     serving = loop.create_task(server.serve())
     waiting = loop.create_task(stopping.wait())
     await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -185,6 +188,7 @@ async def _serve(
     finally:
         waiting.cancel()
         sweeping.cancel()
+        watching.cancel()
         await asyncio.to_thread(committer.close)
         proxy.close()
         address_file.unlink(missing_ok=True)

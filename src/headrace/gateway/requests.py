@@ -12,10 +12,18 @@ from typing import Protocol
 import msgspec
 
 from headrace.gateway.bodies import BodyKind
+from headrace.gateway.decode_record import RecordError, read_timestamp
 from headrace.gateway.problems import Response
 from headrace.model.errors import RequestError
 
-__all__ = ["EventsRequest", "ProducerKey", "RetryKey", "answer_body", "read_retry_key"]
+__all__ = [
+    "EventsRequest",
+    "ProducerKey",
+    "RetryKey",
+    "answer_body",
+    "read_retry_key",
+    "read_sent_at",
+]
 
 IDEMPOTENCY_KEY_CHARACTERS_MAX = 255
 PRODUCER_CHARACTERS_MAX = 128
@@ -58,6 +66,8 @@ class EventsRequest:
     received_at_microseconds: int
     future: asyncio.Future[Response]
     time_hint: str | None = None  # the ce-time header of a binary CloudEvent
+    sent_at_microseconds: int | None = None  # the Headrace-Sent-At header
+    first_received_at_microseconds: int | None = None  # of an event that is submitted again
 
     def digest(self, inflated: bytes) -> bytes:
         """Of the body as the client meant it: the same however it was compressed."""
@@ -74,6 +84,25 @@ def read_retry_key(headers: Headers) -> RetryKey:
     if "idempotency-key" not in headers:
         return None
     return _ascii_text(headers, "Idempotency-Key", IDEMPOTENCY_KEY_CHARACTERS_MAX)
+
+
+def read_sent_at(headers: Headers) -> int | None:
+    """When the client sent the request, by its own clock, in microseconds since the epoch. Raises
+    RequestError 422 for what is neither RFC 3339 nor such a number."""
+    if "headrace-sent-at" not in headers:
+        return None
+    text = headers.get("headrace-sent-at") or ""
+    try:
+        if text.isascii() and text.isdigit() and len(text) <= 18:
+            return int(text)
+        return read_timestamp(text)
+    except RecordError as error:
+        raise RequestError(
+            422,
+            "bad-sent-at",
+            f"Headrace-Sent-At: {error}",
+            hint="RFC 3339 such as 2026-01-31T12:00:00.123456Z, or microseconds since 1970",
+        ) from None
 
 
 def _producer_key(headers: Headers) -> ProducerKey:

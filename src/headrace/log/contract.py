@@ -34,9 +34,9 @@ __all__ = [
     "ProducerRange",
     "ProducerReport",
     "Receipt",
+    "clock_column",
     "heard_note",
     "repeat_note",
-    "clock_column",
     "stored_schema",
 ]
 
@@ -319,6 +319,7 @@ class LogWriter(Protocol):
     def quiet_since(self, limits: Mapping[str, int]) -> Mapping[str, Sequence[tuple[str, int]]]:
         """For each stream named, the producers last heard from before its limit (microseconds),
         as (name, heard at), longest quiet first."""
+
     def received(self, stream: str) -> tuple[int, ...]:
         """When the newest event of each partition was received, NO_EVENT_TIME if there never was
         one: also after a restart, and when retention has taken the event. Cheap."""

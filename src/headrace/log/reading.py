@@ -92,10 +92,9 @@ class _OpenSegment:
     def frames(self, start: int, end: int) -> Iterator[IndexedFrame]:
         """Frames that overlap [start, end), which the index must cover. Those without events are
         passed over: the frame behind them has the maximum they raised."""
-        is_advanced = False
-        entries = bytes(
-            self._index[self.find(start) * INDEX_BYTES : (self.find(end - 1) + 1) * INDEX_BYTES]
-        )
+        first, last = self.find(start), self.find(end - 1)
+        is_advanced = first > 0 and not self.entry(first - 1)[4]
+        entries = bytes(self._index[first * INDEX_BYTES : (last + 1) * INDEX_BYTES])
         for base, position, maximum, _, count, length in INDEX.iter_unpack(entries):
             if not count:
                 is_advanced = True

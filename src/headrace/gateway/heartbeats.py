@@ -1,0 +1,154 @@
+"""Heartbeats: a client says up to which time it has sent everything, and the watermark moves on.
+
+For a stream, "complete up to T" puts the watermark of every partition at T at least. For a
+producer it is as if an event of that producer at T had come: on the partition its events go to, or
+on all of them where the producer does not decide it. Heartbeats that come together are stored by
+one commit; one that says nothing new is not stored at all, so a retry is harmless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import msgspec
+
+from headrace.gateway.committer import Committer
+from headrace.gateway.decode_record import RecordError, read_timestamp
+from headrace.gateway.partitioning import partition_of_text
+from headrace.gateway.requests import PRODUCER_CHARACTERS_MAX
+from headrace.log.contract import Advance, Group, LogWriter, heard_note
+from headrace.model.definitions import Project, Stream
+from headrace.model.errors import RequestError
+
+__all__ = ["Heartbeats"]
+
+HEARTBEATS_MAX = 1_000  # in one request
+
+_Producer = Annotated[str, msgspec.Meta(min_length=1, max_length=PRODUCER_CHARACTERS_MAX)]
+
+
+class _Heartbeat(msgspec.Struct, forbid_unknown_fields=True):
+    stream: str
+    complete_up_to: str
+    producer: _Producer | None = None
+
+
+_decoder = msgspec.json.Decoder(_Heartbeat | list[_Heartbeat])
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """The furthest advance of each partition among those stored together, and the producers they
+    were heard from, by stream."""
+
+    furthest: dict[tuple[str, int], Advance] = field(default_factory=dict)
+    heard: dict[tuple[str, str], int] = field(default_factory=dict)
+    is_taken: bool = False
+    failure: Exception | None = None
+
+
+class Heartbeats:
+    """For the event loop's thread alone."""
+
+    def __init__(self, project: Project, committer: Committer) -> None:
+        self._streams = {stream.name.lower(): stream for stream in project.streams}
+        self._committer = committer
+        self._waiting = _Waiting()
+        self._turn = asyncio.Lock()
+
+    def read(self, body: bytes, received: int, check: Callable[[str], None]) -> list[Advance]:
+        """The advances that the body asks for. `check` raises unless the client may write to the
+        stream. Raises RequestError: 404 for an unknown stream, 422 for a body that cannot be used
+        or a time too far in the future."""
+        try:
+            decoded = _decoder.decode(body)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise _bad(f"the body cannot be used: {error}") from None
+        given = decoded if isinstance(decoded, list) else [decoded]
+        if not 1 <= len(given) <= HEARTBEATS_MAX:
+            raise _bad(f"a request holds 1 to {HEARTBEATS_MAX} heartbeats, not {len(given)}")
+        for name in {heartbeat.stream for heartbeat in given}:
+            known = self._streams.get(name.lower())
+            check(known.name if known is not None else name)
+        return [advance for one in given for advance in self._advances(one, received)]
+
+    async def store(self, advances: Iterable[Advance], received: int) -> None:
+        """Returns when they are durable. Raises what the log raises."""
+        mine = self._waiting
+        for advance in advances:
+            place = (advance.stream, advance.partition)
+            known = mine.furthest.get(place)
+            if known is None or known.maximum_microseconds < advance.maximum_microseconds:
+                mine.furthest[place] = advance
+            if advance.producer:
+                mine.heard[advance.stream, advance.producer] = received
+        async with self._turn:
+            if not mine.is_taken:
+                mine.is_taken = True
+                self._waiting = _Waiting()
+                await self._store(mine)
+        if mine.failure is not None:
+            raise mine.failure
+
+    async def _store(self, waiting: _Waiting) -> None:
+        notes = [heard_note(at, stream, name) for (stream, name), at in waiting.heard.items()]
+        group = Group(receipts=tuple(notes), advances=tuple(waiting.furthest.values()))
+
+        def job(writer: LogWriter) -> Any:
+            return writer.append(group)
+
+        try:
+            await self._committer.run_job(job)
+        except Exception as error:
+            waiting.failure = error
+        except asyncio.CancelledError:
+            waiting.failure = RequestError(
+                503, "stopping", "the heartbeat was cut off", hint="send it again"
+            )
+            raise
+
+    def _advances(self, heartbeat: _Heartbeat, received: int) -> Sequence[Advance]:
+        stream = self._streams.get(heartbeat.stream.lower())
+        if stream is None:
+            raise RequestError(
+                404,
+                "unknown-stream",
+                f"there is no stream {heartbeat.stream[:100]!r}",
+                hint=f"streams are {', '.join(s.name for s in self._streams.values()) or 'none'}",
+            )
+        try:
+            complete = read_timestamp(heartbeat.complete_up_to)
+        except RecordError as error:
+            raise _bad(f"complete_up_to: {error}") from None
+        if complete > received + stream.future_microseconds:
+            raise RequestError(
+                422,
+                "far-future",
+                f"complete_up_to {heartbeat.complete_up_to} is further in the future than the "
+                f"stream {stream.name} allows",
+                hint="check the client's clock; the bound is FUTURE UP TO in CREATE STREAM",
+            )
+        producer = heartbeat.producer or ""
+        maximum = complete if producer else complete + stream.delay_microseconds
+        return [
+            Advance(stream.name, partition, maximum, "heartbeat", producer)
+            for partition in _partitions(stream, heartbeat.producer)
+        ]
+
+
+def _partitions(stream: Stream, producer: str | None) -> Sequence[int]:
+    if producer is None or stream.partition_by:
+        return range(stream.partitions)
+    return [partition_of_text(producer, stream.partitions)]
+
+
+def _bad(message: str) -> RequestError:
+    return RequestError(
+        422,
+        "bad-heartbeat",
+        message,
+        hint='{"stream": "NAME", "complete_up_to": "2026-01-31T12:00:00Z"}, or an array of them',
+    )

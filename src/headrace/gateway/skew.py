@@ -1,0 +1,79 @@
+"""How far the clocks of a stream's producers are off, summed up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.log.contract import QUALITIES
+
+__all__ = ["OTHERS", "SkewSummary", "Skews"]
+
+PRODUCERS_MAX = 10_000
+OTHERS = ""  # events without a producer, and those of producers beyond the bound
+
+
+@dataclass(slots=True)
+class SkewSummary:
+    """`measured` events had a sent time: the skews (microseconds) are theirs. `qualities` counts
+    all events by what their event time rests on."""
+
+    measured: int = 0
+    smallest: int = 0
+    largest: int = 0
+    total: int = 0
+    qualities: list[int] = field(default_factory=lambda: [0] * len(QUALITIES))
+
+    def add(self, skews: npt.NDArray[np.int64], qualities: npt.NDArray[np.int8]) -> None:
+        """`skews` of the events that have one, `qualities` of all."""
+        for quality, count in enumerate(np.bincount(qualities, minlength=len(QUALITIES)).tolist()):
+            self.qualities[quality] += count
+        if len(skews):
+            low, high = int(skews.min()), int(skews.max())
+            self.smallest = min(self.smallest, low) if self.measured else low
+            self.largest = max(self.largest, high) if self.measured else high
+            self.total += int(skews.sum())
+            self.measured += len(skews)
+
+    def shown(self) -> dict[str, Any]:
+        known = self.measured > 0
+        counts = dict(zip(QUALITIES, self.qualities, strict=True))
+        return {
+            "events": sum(self.qualities),
+            **counts,
+            "measured": self.measured,
+            "skew_microseconds_min": self.smallest if known else None,
+            "skew_microseconds_max": self.largest if known else None,
+            "skew_microseconds_mean": self.total // self.measured if known else None,
+        }
+
+
+class Skews:
+    """Of one stream, by producer. Written by one thread, read by any."""
+
+    def __init__(self) -> None:
+        self._by_producer: dict[str, SkewSummary] = {}
+
+    def add(
+        self, producer: str, skews: npt.NDArray[np.int64], qualities: npt.NDArray[np.int8]
+    ) -> None:
+        """Stored events of a producer (OTHERS for none): the skews that are known, and the
+        quality of each."""
+        if producer not in self._by_producer and len(self._by_producer) >= PRODUCERS_MAX:
+            producer = OTHERS
+        self._by_producer.setdefault(producer, SkewSummary()).add(skews, qualities)
+
+    def totals(self) -> SkewSummary:
+        """Of all producers together, as far as events are counted."""
+        total = SkewSummary()
+        for summary in list(self._by_producer.values()):
+            total.qualities = [
+                a + b for a, b in zip(total.qualities, summary.qualities, strict=True)
+            ]
+        return total
+
+    def snapshot(self) -> dict[str, dict[str, Any]]:
+        return {name: one.shown() for name, one in list(self._by_producer.items())}

@@ -1,0 +1,70 @@
+"""What the gateway says about itself and its streams."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from headrace.gateway.committer import Committer
+from headrace.gateway.metrics import Metrics
+from headrace.log.contract import LogReader
+from headrace.model.definitions import Project
+
+__all__ = ["Status"]
+
+
+class Status:
+    def __init__(
+        self, project: Project, committer: Committer, reader: LogReader, metrics: Metrics
+    ) -> None:
+        self._project = project
+        self._committer = committer
+        self._reader = reader
+        self._metrics = metrics
+        self._started = time.time()
+
+    def gateway(self) -> dict[str, Any]:
+        totals = {
+            name: {
+                "received": c.received,
+                "appended": c.appended,
+                "retried": c.retried,
+                "dead": c.dead,
+            }
+            for name, c in self._metrics.counts.items()
+        }
+        return {
+            "state": "failed" if self._committer.failure else "up",
+            "reason": self._committer.failure,
+            "uptime_seconds": round(time.time() - self._started, 3),
+            "queue_requests": self._committer.queue_requests,
+            "queue_bytes": self._committer.queue_bytes,
+            "events": totals,
+            "conservation": dict(self._committer.conservation.violations),
+            "clocks": {name: s.snapshot() for name, s in list(self._metrics.skews.items())},
+        }
+
+    def streams(self) -> list[dict[str, Any]]:
+        """Reads the log's indexes: not for the event loop's thread."""
+        described = []
+        for stream in self._project.streams:
+            starts, ends = self._reader.starts(stream.name), self._reader.ends(stream.name)
+            size = sum(
+                self._reader.size_bytes(stream.name, partition, start, end)
+                for partition, (start, end) in enumerate(zip(starts, ends, strict=True))
+            )
+            described.append(
+                {
+                    "name": stream.name,
+                    "columns": [
+                        {"name": c.name, "type": str(c.type), "nullable": c.nullable}
+                        for c in stream.columns
+                    ],
+                    "event_time": stream.event_time,
+                    "partitions": stream.partitions,
+                    "starts": starts,
+                    "ends": ends,
+                    "bytes": size,
+                }
+            )
+        return described

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.compile import parse_sql, plan_view
-from headrace.model.definitions import Project
+from headrace.model.definitions import DAY, Project, Stream
 from headrace.model.errors import DefinitionErrors
 from headrace.model.plan import (
     CalendarWindow,
@@ -41,6 +41,7 @@ def _described(project: Project) -> str:
             f"  event time {stream.event_time}, delay {stream.delay_microseconds} us, "
             f"late {stream.late_policy.value}"
         )
+        lines += _time_lines(stream)
         by = ", ".join(stream.partition_by) or "producer or turns"
         lines.append(f"  {stream.partitions} partitions by {by}")
         kept = stream.retention
@@ -51,6 +52,19 @@ def _described(project: Project) -> str:
         lines.append("")
         lines += _plan_lines(plan_view(project, view))
     return "\n".join(lines) + "\n"
+
+
+def _time_lines(stream: Stream) -> list[str]:
+    """What is not said is not shown."""
+    said = {
+        "late horizon": stream.late_horizon_microseconds,
+        "future": None if stream.future_microseconds == DAY else stream.future_microseconds,
+        "idle": stream.idle_microseconds,
+        "expect": stream.expect_microseconds,
+        "clocks": stream.clocks,
+        "duplicates": stream.deduplication,
+    }
+    return [f"  {name} {value}" for name, value in said.items() if value is not None]
 
 
 def _plan_lines(plan: ViewPlan) -> list[str]:

@@ -7,7 +7,7 @@ from sqlglot import expressions as exp
 from headrace.compile import spark_types as st
 from headrace.compile.dialect import canonical
 from headrace.compile.duckdb_values import number
-from headrace.compile.streams import UNKNOWN
+from headrace.compile.stream_draft import UNKNOWN
 from headrace.model.definitions import Stream
 from headrace.model.types import DataType, TypeSyntaxError, parse_type
 

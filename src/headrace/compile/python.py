@@ -19,7 +19,8 @@ from headrace.compile.dialect import identifier, parse_expression
 from headrace.compile.faults import Faults, SourceText, place_all
 from headrace.compile.intervals import IntervalError, parse_interval
 from headrace.compile.statements import Statements, ViewStatement
-from headrace.compile.streams import StreamDraft, parse_size
+from headrace.compile.stream_clauses import parse_size
+from headrace.compile.stream_draft import StreamDraft
 from headrace.model.definitions import Retention, RetentionAction
 from headrace.model.errors import DefinitionError, Location
 

@@ -13,7 +13,8 @@ from sqlglot.tokenizer_core import Token, TokenType
 from headrace.compile.dialect import parse_tokens, tokenize
 from headrace.compile.faults import Faults, SourceText
 from headrace.compile.reader import Reader
-from headrace.compile.streams import StreamDraft, read_stream
+from headrace.compile.stream_clauses import read_stream
+from headrace.compile.stream_draft import StreamDraft
 from headrace.model.errors import DefinitionError, Location
 
 __all__ = ["Statements", "ViewStatement", "read_statements"]

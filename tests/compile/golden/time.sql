@@ -17,3 +17,30 @@ SELECT window.start AS picked_up, window.end AS delivered, upper(sensor) AS parc
 FROM readings WHERE amount > 0
 GROUP BY event_group(Status = 'picked_up', status = 'delivered', '2 hours'), sensor, upper(sensor)
 HAVING window.start > TIMESTAMP '2026-01-01 00:00:00';
+
+CREATE STREAM devices (device STRING NOT NULL, seq BIGINT, at TIMESTAMP NOT NULL, sent_at TIMESTAMP)
+WATERMARK at DELAY OF INTERVAL 5 SECONDS
+FUTURE UP TO INTERVAL 1 HOUR
+IDLE AFTER INTERVAL 30 SECONDS
+LATE REVISE WITHIN INTERVAL 1 DAY
+SENT sent_at SKEW OVER INTERVAL 3 SECONDS CAP INTERVAL '2' DAYS
+DEDUPLICATE BY (Device, seq) WITHIN INTERVAL 1 HOUR
+EXPECT EVERY INTERVAL 1 MINUTE
+PARTITION BY (device) INTO 4 PARTITIONS RETAIN 7 DAYS;
+
+CREATE STREAM plain (at TIMESTAMP NOT NULL, sent TIMESTAMP NOT NULL) EVENT TIME at LATE HALT SENT sent;
+CREATE STREAM sided (at TIMESTAMP NOT NULL) EVENT TIME at LATE side;
+CREATE STREAM dropped (at TIMESTAMP NOT NULL) LATE drop WATERMARK at;
+
+CREATE MATERIALIZED VIEW clocked AS
+SELECT window.start AS since, device, count(*) AS n, count_if(_quality = 'exact') AS exact,
+       max(_skew) AS skew
+FROM devices GROUP BY window(at, '1 minute'), device;
+
+CREATE MATERIALIZED VIEW clocked_sessions AS
+SELECT window.start AS since, device, count(*) AS n
+FROM devices GROUP BY session_window(at, '1 minute'), device;
+
+CREATE MATERIALIZED VIEW clocked_over AS
+SELECT device, at, count(*) OVER (PARTITION BY device ORDER BY at RANGE INTERVAL 1 MINUTE PRECEDING) AS n
+FROM devices;

@@ -32,6 +32,27 @@ FROM transactions GROUP BY window(created_at, INTERVAL 1 HOUR, '30 minutes'), up
 CREATE MATERIALIZED VIEW overall AS SELECT count(*) AS n FROM transactions;
 
 CREATE STREAM pings (host STRING);
+
+CREATE STREAM readings (sensor STRING NOT NULL, at TIMESTAMP NOT NULL, sent_at TIMESTAMP, n INT)
+WATERMARK at DELAY OF INTERVAL 5 SECONDS FUTURE UP TO INTERVAL 1 HOUR IDLE AFTER INTERVAL 30 SECONDS
+LATE REVISE WITHIN INTERVAL 1 DAY SENT sent_at SKEW OVER INTERVAL 3 SECONDS CAP INTERVAL 2 DAYS
+DEDUPLICATE BY (sensor, at) WITHIN INTERVAL 1 HOUR EXPECT EVERY INTERVAL 1 MINUTE
+PARTITION BY (sensor) INTO 4 PARTITIONS;
+
+CREATE MATERIALIZED VIEW sessions AS
+SELECT session_window.start AS window_start, session_window.end AS window_end, sensor,
+       count(*) AS n
+FROM readings GROUP BY session_window(at, INTERVAL 10 MINUTES), sensor EMIT ON WINDOW CLOSE;
+
+CREATE MATERIALIZED VIEW monthly AS
+SELECT window.start AS window_start, window.end AS window_end, sum(n) AS n
+FROM readings GROUP BY calendar_window(_event_time, 'month', 'Europe/Berlin');
+
+CREATE MATERIALIZED VIEW runs AS
+SELECT window.start AS window_start, window.end AS window_end, sensor, count(*) AS n
+FROM readings GROUP BY event_group(n = 1, N >= 9, '2 hours'), sensor;
+
+CREATE STREAM aside (at TIMESTAMP NOT NULL) EVENT TIME at LATE SIDE;
 """
 PYTHON = """
 import headrace
@@ -64,6 +85,33 @@ transactions.window("1 hour", slide="30 minutes").key_by(state="upper(status)").
 ).view("hopping")
 transactions.agg(n="count(*)").view("overall")
 headrace.stream("pings", columns={"host": "STRING"})
+readings = headrace.stream(
+    "readings",
+    columns={
+        "sensor": "STRING NOT NULL",
+        "at": "TIMESTAMP NOT NULL",
+        "sent_at": "TIMESTAMP",
+        "n": "INT",
+    },
+    watermark=("at", "5 seconds"),
+    future="1 hour",
+    idle="30 seconds",
+    late="revise within 1 day",
+    sent="sent_at",
+    skew="3 seconds",
+    cap="2 days",
+    deduplicate=(("sensor", "at"), "1 hour"),
+    expect="1 minute",
+    partition_by=["sensor"],
+    partitions=4,
+)
+counted = readings.key_by("sensor").agg(n="count(*)")
+counted.session("10 minutes").emit_on_close().view("sessions")
+readings.calendar("month", "Europe/Berlin").agg(n="sum(n)").view("monthly")
+counted.event_group(open="n = 1", close="n >= 9", timeout="2 hours").view("runs")
+headrace.stream(
+    "aside", columns={"at": "TIMESTAMP NOT NULL"}, event_time="at", late="SIDE"
+)
 """
 
 
@@ -75,7 +123,7 @@ def test_python_and_sql_give_equal_projects(tmp_path: Path) -> None:
     in_sql = load_project(tmp_path / "sql", "shop")
     in_python = load_project(tmp_path / "py", "shop")
     assert in_python == in_sql
-    assert len(in_sql.views) == 3
+    assert len(in_sql.views) == 6
     view = in_python.view("income_by_user")
     assert view is not None
     assert view.location is not None
@@ -90,7 +138,15 @@ events = headrace.stream(
     watermark=("at", "5 moons"),
     late="revise",
     retain={"size": "much", "colour": "red"},
+    idle="-1 second",
+    skew="1 second",
+    deduplicate=((), "1 hour"),
 )
+headrace.stream("later", columns={"at": "TIMESTAMP NOT NULL"}, late="revise after 1 day")
+events.session("1 hour").calendar("day", "UTC").agg(n="count(*)").view("e")
+events.event_group(open="id =", close="id = 'b'", timeout="1 hour").agg(n="count(*)").view("f")
+events.calendar("day", "Mars/Olympus").agg(n="count(*)").view("g")
+events.agg(n="count(*)").emit_on_close().view("h")
 events.agg(n="count(*").view("a")
 events.where("idd = 3").agg(n="count(*)").view("b")
 events.key_by("upper(id)").agg(
@@ -113,14 +169,22 @@ def test_every_fault_of_a_python_file_has_its_line(folder: Path) -> None:
     ]
     assert [line.split("; accepted")[0] for line in found] == [
         "broken.py:1: Python: invalid syntax",
+        "events.py:3: stream events: DEDUPLICATE BY no column",
         "events.py:3: stream events: column id: 'STRNG' is not a column type",
+        "events.py:3: stream events: idle: '-1 second' is negative",
         "events.py:3: stream events: retain: 'colour' is not known",
         "events.py:3: stream events: retain: 'much' is not a size",
+        "events.py:3: stream events: skew or cap without sent",
         "events.py:3: stream events: watermark: 'moons' is not a unit of time",
-        "events.py:10: in 'count(*': near '*': expected )",
-        "events.py:11: view b: column idd does not exist in stream events",
-        "events.py:12: view c: upper(id) has no name",
-        "events.py:15: Python: ValueError: enough",
+        "events.py:13: stream later: late 'revise after 1 day' is not known",
+        "events.py:14: two windows in one view",
+        "events.py:15: in 'id =': near '=': an expression is missing",
+        "events.py:16: view g: calendar_window(): 'Mars/Olympus' is not a time zone",
+        "events.py:17: view h: EMIT ON WINDOW CLOSE without a window",
+        "events.py:18: in 'count(*': near '*': expected )",
+        "events.py:19: view b: column idd does not exist in stream events",
+        "events.py:20: view c: upper(id) has no name",
+        "events.py:23: Python: ValueError: enough",
         "more.sql:1: view d: column x does not exist in stream events",
     ]
 

@@ -20,7 +20,7 @@ from headrace.compile.faults import Faults, SourceText, place_all
 from headrace.compile.intervals import IntervalError, parse_interval
 from headrace.compile.statements import Statements, ViewStatement
 from headrace.compile.stream_clauses import parse_size
-from headrace.compile.stream_draft import StreamDraft
+from headrace.compile.stream_draft import StreamDraft, Within
 from headrace.model.definitions import Retention, RetentionAction
 from headrace.model.errors import DefinitionError, Location
 
@@ -98,14 +98,23 @@ def stream(
     watermark: tuple[str, str] | None = None,
     event_time: str | None = None,
     late: str | None = None,
+    future: str | None = None,
+    idle: str | None = None,
+    sent: str | None = None,
+    skew: str | None = None,
+    cap: str | None = None,
+    deduplicate: tuple[Sequence[str], str] | None = None,
+    expect: str | None = None,
     partition_by: Sequence[str] = (),
     partitions: int = 1,
     retain: str | Mapping[str, str] | None = None,
 ) -> ViewDefinition:
     """Define a stream. `columns` gives each column's type as in SQL (`"STRING NOT NULL"`),
     `watermark` the event time and its delay (`event_time` alone: no delay), `late` what becomes of
-    late events. `retain` is an age (`"7 days"`) or a mapping of `age`, `size` and `then`. What it
-    returns begins views over the stream."""
+    late events (`"revise within 1 day"`), `sent`, `skew` and `cap` how clocks are corrected,
+    `deduplicate` columns and the time within which equal ones are duplicates. `retain` is an age
+    (`"7 days"`) or a mapping of `age`, `size` and `then`. What it returns begins views over the
+    stream."""
     here = _here()
     draft = StreamDraft(name, here, partitions=partitions, partitions_location=here)
     for column, spelled in columns.items():
@@ -121,8 +130,14 @@ def stream(
     if watermark is not None:
         draft.event_time = (watermark[0], here)
         draft.delay_microseconds = _interval(watermark[1], f"stream {name}: watermark", here)
-    if late is not None:
-        draft.late = (late, here)
+    _say_late(draft, late, here)
+    draft.future = _within(future, f"stream {name}: future", here)
+    draft.idle = _within(idle, f"stream {name}: idle", here)
+    draft.expect = _within(expect, f"stream {name}: expect", here)
+    _say_clocks(draft, sent, skew, cap, here)
+    if deduplicate is not None:
+        draft.deduplicate_by = [(column, here) for column in deduplicate[0]]
+        draft.deduplicate_within = _within(deduplicate[1], f"stream {name}: deduplicate", here)
     draft.partition_by = [(column, here) for column in partition_by]
     draft.retention = _retention(name, retain, here)
     collector = _collector.get()
@@ -132,12 +147,41 @@ def stream(
     return ViewDefinition(name, event_time=event_time_name)
 
 
+def _say_late(draft: StreamDraft, late: str | None, here: Location) -> None:
+    if late is None:
+        return
+    policy, _, rest = late.strip().partition(" ")
+    draft.late = (policy, here)
+    word, _, length = rest.strip().partition(" ")
+    if rest and word.lower() != "within":
+        _fault(f"stream {draft.name}: late {late!r} is not known", "'revise within 1 day'", here)
+    elif rest:
+        draft.late_within = _within(length, f"stream {draft.name}: late", here)
+
+
+def _say_clocks(
+    draft: StreamDraft, sent: str | None, skew: str | None, cap: str | None, here: Location
+) -> None:
+    if sent is None and (skew is not None or cap is not None):
+        _fault(f"stream {draft.name}: skew or cap without sent", "name the column: sent=…", here)
+    draft.sent = (sent, here) if sent is not None else None
+    draft.skew = _within(skew, f"stream {draft.name}: skew", here)
+    draft.cap = _within(cap, f"stream {draft.name}: cap", here)
+
+
+def _within(text: str | None, what: str, location: Location) -> Within | None:
+    return None if text is None else (_interval(text, what, location), location)
+
+
 def _interval(text: str, what: str, location: Location) -> int:
     try:
-        return parse_interval(text)
+        length = parse_interval(text)
     except IntervalError as error:
         _fault(f"{what}: {error}", "write it as '5 seconds'", location)
-        return 0
+        return 1  # any length that is no fault in itself
+    if length < 0:
+        _fault(f"{what}: {text!r} is negative", "a length of time from 0 up", location)
+    return length
 
 
 def _retention(name: str, retain: str | Mapping[str, str] | None, location: Location) -> Retention:
@@ -170,15 +214,39 @@ class _Said:
 
 
 @dataclass(frozen=True)
+class _Windowed:
+    """A window's function, its texts, the conditions before them, and the line that said it."""
+
+    function: str
+    texts: tuple[str, ...]
+    conditions: tuple[str, ...]
+    location: Location
+
+    def call(self, event_time: str) -> exp.Expr | None:
+        """None if a condition cannot be read."""
+        over: list[exp.Expr | None] = [exp.Column(this=identifier(event_time))]
+        if self.conditions:
+            over = [_expression(condition, self.location) for condition in self.conditions]
+        read = [node for node in over if node is not None]
+        if len(read) < len(over):
+            return None
+        texts = [exp.Literal.string(text) for text in self.texts]
+        made = exp.Anonymous(this=self.function, expressions=[*read, *texts])
+        place_all(made, self.location)
+        return made
+
+
+@dataclass(frozen=True)
 class ViewDefinition:
     """A view in the making; every method gives a new one, so that parts can be shared."""
 
     source: str
     conditions: tuple[_Said, ...] = ()
     keys: tuple[tuple[str | None, _Said], ...] = ()
-    lengths: tuple[_Said, ...] = ()
+    windowed: _Windowed | None = None
     aggregates: tuple[tuple[str, _Said], ...] = ()
     conditions_after: tuple[_Said, ...] = ()
+    emits_on_close: Location | None = None
     event_time: str = field(default="_received_at")
 
     def where(self, condition: str) -> ViewDefinition:
@@ -196,13 +264,36 @@ class ViewDefinition:
         self, size: str, slide: str | None = None, start: str | None = None
     ) -> ViewDefinition:
         """Windows over the stream's event time, as Spark's window()."""
-        here = _here()
         lengths = [size]
         if slide is not None or start is not None:
             lengths.append(slide or size)
         if start is not None:
             lengths.append(start)
-        return replace(self, lengths=tuple(_Said(length, here) for length in lengths))
+        return self._with_window("window", tuple(lengths))
+
+    def session(self, gap: str) -> ViewDefinition:
+        """Sessions: events of a key that are less than the gap apart."""
+        return self._with_window("session_window", (gap,))
+
+    def calendar(self, unit: str, zone: str) -> ViewDefinition:
+        """Each day, week, month, quarter or year as the zone counts them."""
+        return self._with_window("calendar_window", (unit, zone))
+
+    def event_group(self, *, open: str, close: str, timeout: str) -> ViewDefinition:  # noqa: A002
+        """From an event that meets `open` to one that meets `close`, or up to the timeout."""
+        return self._with_window("event_group", (timeout,), (open, close))
+
+    def _with_window(
+        self, function: str, texts: tuple[str, ...], conditions: tuple[str, ...] = ()
+    ) -> ViewDefinition:
+        here = _here()
+        if self.windowed is not None:
+            _fault("two windows in one view", "make one view per window", here)
+        return replace(self, windowed=_Windowed(function, texts, conditions, here))
+
+    def emit_on_close(self) -> ViewDefinition:
+        """A window is published once, when it is final."""
+        return replace(self, emits_on_close=_here())
 
     def agg(self, **outputs: str) -> ViewDefinition:
         """The aggregates, each with its output's name."""
@@ -222,22 +313,21 @@ class ViewDefinition:
         if collector is not None:
             query = self._query()
             if query is not None:
-                collector.statements.views.append(ViewStatement(name, here, query))
+                statement = ViewStatement(name, here, query, None, self.emits_on_close)
+                collector.statements.views.append(statement)
         return self
 
     def _query(self) -> exp.Select | None:
         outputs: list[exp.Expr] = []
         group: list[exp.Expr] = []
         failed = False
-        if self.lengths:
-            here = self.lengths[0].location
-            lengths = [exp.Literal.string(length.text) for length in self.lengths]
-            column = exp.Column(this=identifier(self.event_time))
-            group.append(exp.Anonymous(this="window", expressions=[column, *lengths]))
-            place_all(group[0], here)
+        if self.windowed is not None:
+            call = self.windowed.call(self.event_time)
+            failed = call is None
+            group += [call] if call is not None else []
             for part in ("start", "end"):
                 bound = parse_expression(f"window.{part}")
-                place_all(bound, here)
+                place_all(bound, self.windowed.location)
                 outputs.append(exp.alias_(bound, f"window_{part}"))
         for alias, said in (*self.keys, *self.aggregates):
             node = _expression(said.text, said.location)

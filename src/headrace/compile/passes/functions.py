@@ -27,7 +27,6 @@ _ELSEWHERE = {
     "tumble": "write GROUP BY window(event_time, '10 seconds')",
     "hop": "write GROUP BY window(event_time, '10 seconds', '2 seconds')",
     "cumulate": "OVER (… RANGE BETWEEN … PRECEDING AND CURRENT ROW) looks back from each event",
-    "session": "write GROUP BY session_window(event_time, '10 minutes')",
 }
 
 

@@ -90,6 +90,7 @@ def _with_window_first(draft: ViewDraft, keys: list[exp.Expr]) -> list[exp.Expr]
     for extra in windows[1:]:
         draft.fault(extra, "two windows in one GROUP BY", "make one view per window")
     checked = [node for node in map(partial(_checked_window, draft), windows[:1]) if node]
+    draft.is_broken = draft.is_broken or len(checked) < len(windows[:1])
     for index, (name, node, at) in enumerate(draft.outputs):
         draft.outputs[index] = (name, _with_window_column(draft, node, checked), at)
     if draft.having is not None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 
@@ -115,6 +116,42 @@ def test_an_unknown_stream_is_refused(gateway: Gateway) -> None:
         with pytest.raises(RefusedError) as caught:
             client.flush()
     assert caught.value.status == 404
+
+
+def test_heartbeats_come_after_what_was_sent_before(gateway: Gateway) -> None:
+    url = gateway.start()
+    moment = datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=1)))
+
+    async def beat() -> None:
+        async with AsyncClient(url) as other:
+            await other.send("payments", {"n": 2})
+            await other.heartbeat("payments", "2026-01-02T00:00:00Z", "sensor-7")
+
+    with Client(url) as client:
+        client.send("payments", {"n": 1})
+        client.heartbeat("payments", moment)
+        assert _stored(client) == 1
+        asyncio.run(beat())
+        assert _stored(client) == 2
+        with pytest.raises(RefusedError) as caught:
+            client.heartbeat("payments", "soon")
+        assert caught.value.status == 422
+    project = load_project(gateway.directory)
+    reader = open_reader(load_settings(gateway.directory).log_directory, project.streams)
+    # the events' own time is when they were received, which is later: nothing is moved back
+    assert list(reader.advances("payments", 0, 0, 2)) == []
+    assert reader.maxima("payments")[0] > moment.timestamp() * 1_000_000
+
+
+def test_the_client_says_when_it_sends(gateway: Gateway) -> None:
+    seen: list[httpx.Request] = []
+    with Client(gateway.start(), sent_at=True) as client:
+        client._http.event_hooks["request"].append(seen.append)
+        before = time.time_ns() // 1000
+        client.send("payments", {"n": 1})
+        client.flush()
+    (request,) = [one for one in seen if one.url.path == "/v1/events"]
+    assert before <= int(request.headers["headrace-sent-at"]) <= time.time_ns() // 1000
 
 
 def test_killed_gateways_store_every_event_once(gateway: Gateway) -> None:

@@ -82,6 +82,73 @@ def test_only_columns_that_are_used_count_in_a_fingerprint() -> None:
     assert fingerprint(view, STREAM.replace("DECIMAL(18, 2)", "DECIMAL(20, 2)")) != before
 
 
+TIMED = STREAM.replace("at TIMESTAMP", "sent TIMESTAMP, at TIMESTAMP")
+WINDOWED = "SELECT id, count(*) AS c FROM s GROUP BY window(at, '1 hour'), id"
+OVER = (
+    "SELECT id, count(*) OVER (PARTITION BY id ORDER BY at RANGE BETWEEN INTERVAL 1 HOUR PRECEDING "
+    "AND CURRENT ROW) AS c FROM s"
+)
+SUMMED = "SELECT id, sum(n) AS c FROM s GROUP BY id"
+LATEST = "SELECT id, last(n) AS c FROM s GROUP BY id"
+
+
+@pytest.mark.parametrize(
+    ("clauses", "of_windows", "of_time", "of_all"),
+    [
+        ("5 SECONDS LATE REVISE", False, False, False),
+        ("6 SECONDS LATE REVISE", True, False, False),
+        ("5 SECONDS LATE SIDE", True, False, False),
+        ("5 SECONDS LATE REVISE WITHIN INTERVAL 1 DAY", True, False, False),
+        ("5 SECONDS LATE REVISE SENT sent", True, True, False),
+        ("5 SECONDS LATE REVISE DEDUPLICATE BY (id) WITHIN INTERVAL 1 HOUR", True, True, True),
+        ("5 SECONDS LATE REVISE FUTURE UP TO INTERVAL 1 HOUR", False, False, False),
+        ("5 SECONDS LATE REVISE IDLE AFTER INTERVAL 1 HOUR", False, False, False),
+        ("5 SECONDS LATE REVISE EXPECT EVERY INTERVAL 1 HOUR RETAIN 5 DAYS", False, False, False),
+    ],
+)
+def test_a_fingerprint_knows_what_a_stream_says_about_time(
+    clauses: str, of_windows: bool, of_time: bool, of_all: bool
+) -> None:
+    changed = TIMED.replace("5 SECONDS LATE REVISE", clauses)
+    for view, changes in (
+        (WINDOWED, of_windows),
+        (OVER, of_windows),
+        (LATEST, of_time),
+        (SUMMED, of_all),
+    ):
+        assert (fingerprint(view, changed) != fingerprint(view, TIMED)) is changes, view
+
+
+def test_clocks_and_duplicates_count_in_a_fingerprint_with_their_bounds() -> None:
+    told = {
+        fingerprint(WINDOWED, TIMED.replace("LATE REVISE", f"LATE REVISE {clause}"))
+        for clause in (
+            "SENT sent",
+            "SENT sent SKEW OVER INTERVAL 3 SECONDS",
+            "SENT sent CAP INTERVAL 3 DAYS",
+            "DEDUPLICATE BY (id) WITHIN INTERVAL 1 HOUR",
+            "DEDUPLICATE BY (id) WITHIN INTERVAL 2 HOURS",
+            "DEDUPLICATE BY (id, n) WITHIN INTERVAL 2 HOURS",
+        )
+    }
+    assert len(told) == 6
+
+
+def test_kinds_of_windows_differ_in_their_fingerprints() -> None:
+    windows = [
+        "window(at, '1 hour')",
+        "session_window(at, '1 hour')",
+        "session_window(at, '2 hours')",
+        "calendar_window(at, 'day', 'UTC')",
+        "calendar_window(at, 'day', 'Europe/Berlin')",
+        "event_group(n = 1, n = 2, '1 hour')",
+        "event_group(n = 1, n = 3, '1 hour')",
+    ]
+    views = [f"SELECT id, count(*) AS c FROM s GROUP BY {window}, id" for window in windows]
+    views.append(f"{WINDOWED} EMIT ON WINDOW CLOSE")
+    assert len({fingerprint(view) for view in views}) == len(views)
+
+
 @pytest.mark.parametrize(
     ("text", "microseconds", "shown"),
     [

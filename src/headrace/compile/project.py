@@ -97,6 +97,15 @@ def _check_unique(statements: Statements, faults: Faults) -> None:
             )
         else:
             first[name.lower()] = (kind, location)
+    kept = {f"{stream.name}_late".lower(): stream.name for stream in statements.streams}
+    for view in statements.views:
+        if view.name.lower() in kept:
+            faults.add(
+                f"view {view.name}: the name is kept for late events of stream "
+                f"{kept[view.name.lower()]}",
+                "give it another name",
+                view.location,
+            )
 
 
 def _view(

@@ -12,7 +12,7 @@ FROM readings WHERE value IS NOT NULL;
 CREATE MATERIALIZED VIEW many AS
 SELECT Sensor,
        count(*) OVER (PARTITION BY sensor ORDER BY At RANGE INTERVAL 90 MINUTES PRECEDING) AS n,
-       sum(cents) OVER (PARTITION BY sensor ORDER BY r._event_time
+       sum(cents) OVER (PARTITION BY r.Sensor ORDER BY r._event_time
                         RANGE BETWEEN INTERVAL 1 HOUR 30 MINUTES PRECEDING AND CURRENT ROW) AS paid,
        avg(cents) OVER (PARTITION BY sensor ORDER BY at
                         RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS ever,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from sqlglot import expressions as exp
 
-from headrace.compile.dialect import canonical
 from headrace.compile.draft import ViewDraft
 from headrace.compile.over import check_over
 from headrace.compile.resolved import has_aggregate
@@ -27,7 +26,6 @@ def resolve_over(draft: ViewDraft) -> None:
     if not found:
         return
     _check_ungrouped(draft, found[0])
-    _check_one_partitioning(draft, found)
     for node in found:
         if any(part is not node for part in node.find_all(exp.Window)):
             draft.break_off(node, "OVER (…) inside OVER (…)", "make it two outputs")
@@ -55,23 +53,6 @@ def _check_ungrouped(draft: ViewDraft, node: exp.Window) -> None:
                 "make two views: OVER (…) gives one row per event",
             )
             return
-
-
-def _check_one_partitioning(draft: ViewDraft, found: list[exp.Window]) -> None:
-    """The rows an event changes are those of its own key: one kind of key in a view."""
-    keys = [_partitioning(node) for node in found]
-    for node, other in zip(found, keys, strict=True):
-        if other != keys[0]:
-            draft.break_off(
-                node,
-                "OVER (…) with another PARTITION BY than the first in this view",
-                "make one view per PARTITION BY",
-            )
-            return
-
-
-def _partitioning(node: exp.Window) -> set[str]:
-    return {canonical(key).lower() for key in node.args.get("partition_by") or ()}
 
 
 def over_nodes(draft: ViewDraft) -> list[exp.Window]:

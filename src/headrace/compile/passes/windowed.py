@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from sqlglot import expressions as exp
 
+from headrace.compile.dialect import canonical
 from headrace.compile.draft import ViewDraft
 from headrace.compile.functions import function_name
-from headrace.compile.resolved import has_over, is_window_key
+from headrace.compile.passes.over import over_nodes
+from headrace.compile.resolved import is_window_key
 
 __all__ = ["check_windowed"]
 
@@ -32,7 +34,8 @@ def check_windowed(draft: ViewDraft) -> None:
                 )
     if window is not None and function_name(window) in _ONE_PARTITION_PER_KEY:
         _check_partitions(draft, window)
-    if window is not None or any(has_over(node) for _, node, _ in draft.outputs):
+    _check_one_partitioning(draft)
+    if window is not None or over_nodes(draft):
         _check_names(draft)
 
 
@@ -54,6 +57,24 @@ def _check_partitions(draft: ViewDraft, window: exp.Expr) -> None:
         f"and stream {stream.name} has {stream.partitions}",
         hint,
     )
+
+
+def _check_one_partitioning(draft: ViewDraft) -> None:
+    """The rows an event changes are those of its own key: one kind of key in a view."""
+    found = over_nodes(draft)
+    keys = [_partitioning(node) for node in found]
+    for node, other in zip(found, keys, strict=True):
+        if other != keys[0]:
+            draft.fault(
+                node,
+                "OVER (…) with another PARTITION BY than the first in this view",
+                "make one view per PARTITION BY",
+            )
+            return
+
+
+def _partitioning(node: exp.Window) -> set[str]:
+    return {canonical(key) for key in node.args.get("partition_by") or ()}
 
 
 def _check_names(draft: ViewDraft) -> None:

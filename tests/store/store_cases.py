@@ -15,6 +15,7 @@ from headrace.model.plan import (
     Distinct,
     Expression,
     Partial,
+    SessionWindow,
     ViewPlan,
     Window,
 )
@@ -31,7 +32,7 @@ def bound_view(
     name: str,
     *,
     keys: Mapping[str, str] | None = None,
-    window: Window | None = None,
+    window: Window | SessionWindow | None = None,
     partials: Sequence[tuple[str, str, str, str]] = (("n", "count", "BIGINT", 'sum("n")'),),
     distincts: Mapping[str, str] | None = None,
     finals: Sequence[tuple[str, str, str]] = (),

@@ -124,9 +124,10 @@ class CalendarWindow:
 
 @dataclass(frozen=True)
 class SessionWindow:
-    """Events of one key less than `gap_microseconds` apart are one session; it ends a gap after its
-    last event. PANE is the event time in whole gaps (all events of one pane are in one session);
-    each partial row has the lowest and highest event time in FIRST and LAST."""
+    """Events of one key at most `gap_microseconds` apart are one session (Spark's rule: exactly the
+    gap apart is still together); it ends a gap after its last event. PANE is the event time in
+    whole gaps (all events of one pane are in one session); each partial row has the lowest and
+    highest event time in FIRST and LAST."""
 
     gap_microseconds: int
 

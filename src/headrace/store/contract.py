@@ -295,6 +295,10 @@ class Store(Protocol):
 
     def close(self) -> None: ...
 
+    def sessions(self, view: str, keys: pa.Table, from_microseconds: int) -> pa.Table:
+        """Of a view by session that is open: keys, window_start and window_end of the sessions of
+        these keys (a table of the view's keys) that end then or later."""
+
     def describe(self, name: str) -> Sequence[tuple[str, str]]:
         """(column, Spark type) of a view's public columns, in order. Raises QueryError."""
 

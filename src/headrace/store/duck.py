@@ -233,6 +233,10 @@ class DuckStore:
     def query(self, sql: str) -> QueryResult:
         return self._queries.query(sql)
 
+    def sessions(self, view: str, keys: pa.Table, from_microseconds: int) -> pa.Table:
+        with self._lock:
+            return self._views.sessions(view, keys, from_microseconds)
+
     def describe(self, name: str) -> Sequence[tuple[str, str]]:
         return self._views.readable(name).columns
 

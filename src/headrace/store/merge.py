@@ -30,7 +30,7 @@ from headrace.store.connection import Slot, arrow_table, conformed
 from headrace.store.contract import ViewWrite
 from headrace.store.schema import WINDOW_START, ViewSchema
 
-__all__ = ["Merged", "ViewMerge"]
+__all__ = ["Merged", "Recent", "ViewMerge"]
 
 RECENT_ROWS_MAX = 4_096
 FILTERED_ROWS_MIN = 256  # fewer old rows are merged faster than filtered
@@ -55,7 +55,7 @@ class Merged:
 
 
 @dataclass(frozen=True)
-class _Recent:
+class Recent:
     """Every state row whose window starts at `from_microseconds` or later (None: every row)."""
 
     rows: pa.Table
@@ -98,7 +98,7 @@ class ViewMerge:
         self._hashes: list[int] = []
         self._rows = 0
         self._is_indexed = False
-        self._recent: _Recent | None = None
+        self._recent: Recent | None = None
         self._recent_is_known = False
         self._next_id = -1
         self._behind = self._left = Behind()
@@ -144,21 +144,22 @@ class ViewMerge:
             return None
         self._stage.fill(write.partials)
         self._left = self._behind
-        self._merge_values(write)
         self._fill_old()
+        self._merge_values(write)
         return arrow_table(self._computing, f"EXECUTE _merge_{self.schema.number}")
 
     def write(self, result: pa.Table, tick: int) -> Merged:
         """Within the open transaction."""
         schema = self.schema
-        was = result.column(schema.id)
-        replaced = was.combine_chunks().drop_null()
+        replaced = result.column(schema.id).combine_chunks().drop_null()
+        kept = self._kept(result)
+        was = kept.column(schema.id)
         first = self._next_id_known()
-        ids = pa.array(np.arange(first, first + result.num_rows))
-        rows = result.set_column(len(schema.state), schema.id, ids)
+        ids = pa.array(np.arange(first, first + kept.num_rows))
+        rows = kept.set_column(len(schema.state), schema.id, ids)
         behind = self._left.plus(rows.select(schema.written_schema.names), replaced)
         state = None
-        if self._may_wait(result.num_rows, tick):
+        if self._may_wait(kept.num_rows, tick):
             state = encode_state(behind.tables[-1], was)
             if self.behind_since is None:
                 self.behind_since = tick  # before the commit: a reader must not miss it
@@ -167,7 +168,11 @@ class ViewMerge:
             behind = Behind()
         before, after = self._changes(result)
         old = conformed(rows, schema.old_schema)
-        return Merged(before, after, old, replaced, first + result.num_rows, behind, state)
+        return Merged(before, after, old, replaced, first + kept.num_rows, behind, state)
+
+    def _kept(self, result: pa.Table) -> pa.Table:
+        """The rows of a result that are to be stored."""
+        return result
 
     def _may_wait(self, rows: int, tick: int) -> bool:
         """Views take turns, so that no tick writes all of them."""
@@ -298,22 +303,22 @@ class ViewMerge:
             self._next_id = self._connection.execute(sql).fetchall()[0][0]
         return self._next_id
 
-    def _recent_known(self) -> _Recent | None:
+    def _recent_known(self) -> Recent | None:
         if not self._recent_is_known:
             self._recent = self._load_recent()
             self._recent_is_known = True
         return self._recent
 
-    def _load_recent(self) -> _Recent | None:
+    def _load_recent(self) -> Recent | None:
         schema = self.schema
         select = f"SELECT {schema.old_columns_sql()} FROM {schema.state_table}"
-        count = self._connection.execute(f"SELECT count(*) FROM {schema.state_table}").fetchall()
+        self._count_rows()
         index = self._connection.execute(
             f"SELECT 1 FROM duckdb_indexes() WHERE index_name = '{schema.index}'"
         ).fetchall()
-        self._rows, self._is_indexed = int(count[0][0]), bool(index)
+        self._is_indexed = bool(index)
         if self._rows <= RECENT_ROWS_MAX:
-            return _Recent(self._old_rows(select), None)
+            return Recent(self._old_rows(select), None)
         if schema.window is None:
             return None
         newest = (
@@ -322,7 +327,11 @@ class ViewMerge:
         )
         sql = f"{select} WHERE {WINDOW_START} > ({newest})"
         bound = self._connection.execute(f"SELECT epoch_us(({newest}))").fetchall()[0][0]
-        return _Recent(self._old_rows(sql), bound + 1)
+        return Recent(self._old_rows(sql), bound + 1)
+
+    def _count_rows(self) -> None:
+        sql = f"SELECT count(*) FROM {self.schema.state_table}"
+        self._rows = int(self._connection.execute(sql).fetchall()[0][0])
 
     def _old_rows(self, sql: str) -> pa.Table:
         return conformed(arrow_table(self._connection, sql), self.schema.old_schema)
@@ -348,7 +357,7 @@ class ViewMerge:
         if rows.column(0).num_chunks > CHUNKS_MAX:
             rows = rows.combine_chunks()
         if rows.num_rows <= RECENT_ROWS_MAX:
-            self._recent = _Recent(rows, bound)
+            self._recent = Recent(rows, bound)
         elif schema.window is None:
             self._recent = None
         else:
@@ -356,7 +365,7 @@ class ViewMerge:
             order = pc.sort_indices(starts, sort_keys=[("", "descending")])
             last_dropped = starts[order[RECENT_ROWS_MAX // 2].as_py()].as_py()
             kept = rows.filter(pc.greater(starts, last_dropped)).combine_chunks()
-            self._recent = _Recent(kept, last_dropped + 1)
+            self._recent = Recent(kept, last_dropped + 1)
 
     def keep_up(self) -> None:
         """Outside any transaction: index a state that has grown large. A reader of an older state

@@ -27,6 +27,7 @@ from headrace.model.plan import (
     BoundColumn,
     BoundView,
     CalendarWindow,
+    SessionWindow,
     Window,
 )
 from headrace.model.types import DataType
@@ -50,7 +51,7 @@ class ViewSchema:
         self.view = view
         self.number = number
         window = view.plan.window
-        assert window is None or isinstance(window, (Window, CalendarWindow))
+        assert window is None or isinstance(window, (Window, CalendarWindow, SessionWindow))
         self.window = window
         self.keys = view.keys
         windowed = self.window is not None
@@ -60,6 +61,7 @@ class ViewSchema:
         counts = tuple(BoundColumn(distinct.name, BIGINT) for distinct in view.distincts)
         rows = (BoundColumn(ROWS, BIGINT),)
         self.group = (*view.keys, *start)
+        self.value_group = self.group
         self.state = (*self.group, *end, *revision, *rows, *view.partials, *counts)
         self._summed = (*revision, *rows)
         self._counts = counts
@@ -105,7 +107,7 @@ class ViewSchema:
         return pa.schema([*keys, *pane, value])
 
     def value_schema(self, index: int) -> pa.Schema:
-        group = [(column.name, column.type.arrow) for column in self.group]
+        group = [(column.name, column.type.arrow) for column in self.value_group]
         return pa.schema([*group, (VALUE, self.view.distincts[index].type.arrow)])
 
     @cached_property
@@ -133,7 +135,7 @@ class ViewSchema:
         state = ", ".join(f"{quoted(c.name)} {store_type(c.type)}" for c in self.state)
         hashed = f", {self.hash} UBIGINT" if self.hash else ""
         statements = [f"CREATE TABLE {self.state_table} ({state}, {self.id} BIGINT{hashed})"]
-        group = "".join(f"{quoted(c.name)} {store_type(c.type)}, " for c in self.group)
+        group = "".join(f"{quoted(c.name)} {store_type(c.type)}, " for c in self.value_group)
         for index, distinct in enumerate(self.view.distincts):
             statements.append(
                 f"CREATE TABLE {self.values_table(index)} "
@@ -218,7 +220,7 @@ class ViewSchema:
 
     def _expanded_sql(self, slot: str) -> str:
         """Adds the window's start and its place `i` among the pane's windows, by end."""
-        assert self.window is not None
+        assert isinstance(self.window, (Window, CalendarWindow))
         p = self.prefix
         if isinstance(self.window, CalendarWindow) or (
             self.window.size_microseconds == self.window.slide_microseconds
@@ -236,13 +238,7 @@ class ViewSchema:
 
     def matches_sql(self, left: str, right: str) -> str:
         """NULL keys are a group like any other; window starts are never NULL."""
-        parts = [
-            f"{left}.{quoted(c.name)} "
-            f"{'=' if c.name == WINDOW_START and c not in self.keys else 'IS NOT DISTINCT FROM'} "
-            f"{right}.{quoted(c.name)}"
-            for c in self.group
-        ]
-        return " AND ".join(parts) or "true"
+        return matched(left, right, self.keys, self.group)
 
     def old_columns_sql(self) -> str:
         """State rows with finals, in the order of old_schema."""
@@ -308,30 +304,36 @@ class ViewSchema:
             f"SELECT {', '.join(new_rows)}, true AS {staged} FROM ({self.staging_sql(stage)}) "
             f"UNION ALL SELECT {', '.join(old_rows)}, false FROM {old}"
         )
-        combined = [
-            f"CAST({partial.combine} AS {store_type(column.type)}) AS {quoted(column.name)}"
-            for partial, column in zip(self.view.plan.partials, self.view.partials, strict=True)
-        ]
         group = [quoted(column.name) for column in self.group]
         aggregates = [
             *group,
             *(f"CAST(sum({name}) AS BIGINT) AS {name}" for name in summed),
             *(f"max({name}) AS {name}" for name in ends),
-            *combined,
-            f"max({self.id}) AS {self.id}",
-            *(
-                f"any_value({now}) AS {quoted(was)}"
-                for now, was in zip(after, self.before, strict=True)
-            ),
-            f"coalesce(bool_or({self.passes}), false) AS {self.passed}",
+            *self._combined_sql(),
         ]
         by = f" GROUP BY {', '.join(group)}" if group else ""
         merged = f"SELECT {', '.join(aggregates)} FROM ({both}){by} HAVING bool_or({staged})"
+        return f"WITH merged AS ({merged}), {self._finished_sql(self._complete_sql(values))}"
+
+    def _combined_sql(self) -> list[str]:
+        """The partials of rows of one group combined, and of the old one among them what it was."""
+        combined = [
+            f"CAST({partial.combine} AS {store_type(column.type)}) AS {quoted(column.name)}"
+            for partial, column in zip(self.view.plan.partials, self.view.partials, strict=True)
+        ]
+        before = [
+            f"any_value({quoted(now)}) AS {quoted(was)}"
+            for now, was in zip(self.after, self.before, strict=True)
+        ]
+        passed = f"coalesce(bool_or({self.passes}), false) AS {self.passed}"
+        return [*combined, f"max({self.id}) AS {self.id}", *before, passed]
+
+    def _finished_sql(self, complete: str, more: Sequence[str] = ()) -> str:
+        """Adds finals, and whether the public row differs."""
+        rest = ", ".join([*map(quoted, self.before), self.passed, *more])
         return (
-            f"WITH merged AS ({merged}), "
-            f"complete AS ({self._complete_sql(values)}), "
-            f"finished AS (SELECT {self.old_columns_sql()}, "
-            f"{', '.join([*map(quoted, self.before), self.passed])} FROM complete) "
+            f"complete AS ({complete}), "
+            f"finished AS (SELECT {self.old_columns_sql()}, {rest} FROM complete) "
             f"SELECT *, {self._changed_sql()} AS {self.changed} FROM finished"
         )
 
@@ -374,3 +376,15 @@ class ViewSchema:
             f"SELECT g.* FROM ({self.values_sql(slot)}) g "
             f"ANTI JOIN {self.values_table(index)} v ON v.{VALUE} = g.{VALUE} AND {match}"
         )
+
+
+def matched(
+    left: str, right: str, keys: Sequence[BoundColumn], group: Sequence[BoundColumn]
+) -> str:
+    """The condition that two rows have equal columns of `group`; only `keys` can be NULL."""
+    parts = [
+        f"{left}.{quoted(c.name)} {'IS NOT DISTINCT FROM' if c in keys else '='} "
+        f"{right}.{quoted(c.name)}"
+        for c in group
+    ]
+    return " AND ".join(parts) or "true"

@@ -16,9 +16,11 @@ from headrace.model.plan import BoundView
 from headrace.store.behind import restore
 from headrace.store.connection import quoted
 from headrace.store.contract import ViewStatus, ViewWrite
+from headrace.store.kinds import make_merge, make_schema
 from headrace.store.ledger import Ledger, Moved, StoredView, encode_offsets
 from headrace.store.merge import Merged, ViewMerge
 from headrace.store.schema import ViewSchema
+from headrace.store.sessions import SessionMerge
 
 __all__ = ["Views"]
 
@@ -99,7 +101,7 @@ class Views:
             with self._transaction():
                 number = self._ledger.number("next_view")
                 self._ledger.set_number("next_view", number + 1)
-                schema = ViewSchema(view, number)
+                schema = make_schema(view, number)
                 for statement in schema.create_statements():
                     self._connection.execute(statement)
                 if view.plan.is_global:
@@ -110,7 +112,7 @@ class Views:
         except duckdb.Error as error:
             raise StoreError(f"view {view.name} cannot be stored: {error}") from error
         self.stored = self._ledger.stored_views()
-        self.merges[view.name] = ViewMerge(self._connection, self._computing, schema)
+        self.merges[view.name] = make_merge(self._connection, self._computing, schema)
 
     def open(self, view: BoundView) -> None:
         stored = self.find(view.name)
@@ -120,12 +122,12 @@ class Views:
                 hint=f"headrace rebuild {view.name}",
             )
         if view.name not in self.merges:
-            schema = ViewSchema(view, stored.number)
+            schema = make_schema(view, stored.number)
             self._rehash(schema)
             if stored.entry.status.is_closed:
                 with self._transaction():
                     self._connection.execute(schema.public_view_statement())
-            self.merges[view.name] = ViewMerge(self._connection, self._computing, schema)
+            self.merges[view.name] = make_merge(self._connection, self._computing, schema)
 
     def _rehash(self, schema: ViewSchema) -> None:
         """Stored hashes of keys are good only for a DuckDB that has the same hash()."""
@@ -208,6 +210,12 @@ class Views:
             )
             views[name] = replace(views[name], entry=entry, progress_tick=tick)
         self.stored = views
+
+    def sessions(self, name: str, keys: pa.Table, from_microseconds: int) -> pa.Table:
+        merge = self.merges.get(name)
+        if not isinstance(merge, SessionMerge):
+            raise StoreError(f"view {name} is not open, or not by session")
+        return merge.sessions(keys, from_microseconds)
 
     # Rows that are behind their tables
 

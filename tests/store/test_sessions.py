@@ -1,0 +1,241 @@
+"""Random events in random ticks give the sessions that one look at all events gives, and leave no
+row of a session behind that became part of another."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from store_cases import SECOND, bound_view, rows_of, tick_write
+
+from headrace.model.plan import BoundView, SessionWindow
+from headrace.model.settings import StoreSettings
+from headrace.store.contract import Counts, Store, ViewWrite
+from headrace.store.duck import open_store
+
+GAP = 3 * SECOND
+WINDOW = SessionWindow(GAP)
+
+
+@dataclass(frozen=True)
+class Event:
+    """`beyond` 1 is set aside, -1 applied after having been set aside."""
+
+    key: str | None
+    second: int
+    amount: int | None
+    card: str | None
+    late: int = 0
+    beyond: int = 0
+
+    @property
+    def time(self) -> int:
+        return self.second * SECOND
+
+
+EVENTS = st.builds(
+    Event,
+    key=st.sampled_from(["a", "b", None]),
+    second=st.integers(-15, 30),
+    amount=st.none() | st.integers(-9, 9),
+    card=st.sampled_from(["x", "y", "z", None]),
+    late=st.integers(0, 1),
+    beyond=st.sampled_from([0, 0, 0, 0, 1, -1]),
+)
+TICKS = st.lists(st.lists(EVENTS, max_size=6), min_size=1, max_size=10)
+
+
+def session_view(
+    name: str = "random", *, is_keyed: bool = True, having: str | None = None
+) -> BoundView:
+    keys = {"key": "STRING"} if is_keyed else {}
+    columns = [(name, "STRING", f'"{name}"') for name in keys]
+    columns += [(n, "BIGINT", f'epoch_us("{n}")') for n in ("window_start", "window_end")]
+    names = ("revision", "_rows", "n", "least", "cards", "total")
+    columns += [(name, "BIGINT", f'"{name}"') for name in names]
+    return bound_view(
+        name,
+        keys=keys,
+        window=WINDOW,
+        partials=(
+            ("total", "sum", "BIGINT", 'sum("total")'),
+            ("n", "count", "BIGINT", 'sum("n")'),
+            ("least", "min", "BIGINT", 'min("least")'),
+        ),
+        distincts={"cards": "STRING"},
+        finals=columns,
+        having=having,
+    )
+
+
+def aggregated(events: Sequence[Event]) -> tuple[int | None, int, int | None]:
+    amounts = [event.amount for event in events if event.amount is not None]
+    return sum(amounts) if amounts else None, len(amounts), min(amounts, default=None)
+
+
+def write_of(view: BoundView, events: Sequence[Event]) -> ViewWrite:
+    """As the engine would: one row per key, pane, lateness and what is set aside."""
+    panes: dict[tuple[Any, ...], list[Event]] = defaultdict(list)
+    for event in events:
+        key = (event.key,) if view.keys else ()
+        panes[(*key, event.time // GAP * GAP, event.late, event.beyond)].append(event)
+    partials = [
+        (
+            *group,
+            len(found),
+            min(e.time for e in found),
+            max(e.time for e in found),
+            *aggregated(found),
+        )
+        for group, found in panes.items()
+    ]
+    values = [(*group, event.card) for group, found in panes.items() for event in found]
+    keys = [(column.name, column.type.arrow) for column in view.keys]
+    pane = [("_pane", pa.int64()), ("_late", pa.int32()), ("_beyond", pa.int32())]
+    bounds = [("_rows", pa.int64()), ("_first", pa.int64()), ("_last", pa.int64())]
+    numbers = [(name, pa.int64()) for name in ("total", "n", "least")]
+    return ViewWrite(
+        view.name,
+        _table(partials, [*keys, *pane, *bounds, *numbers]) if partials else None,
+        {"cards": _table(values, [*keys, *pane, ("value", pa.string())])},
+        {},
+        Counts(read=len(events), applied=len(events)),
+        None,
+    )
+
+
+def _table(rows: Sequence[tuple[Any, ...]], columns: list[tuple[str, pa.DataType]]) -> pa.Table:
+    schema = pa.schema(columns)
+    return pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema)
+
+
+def sessions_of(events: Sequence[Event]) -> list[list[Event]]:
+    ordered = sorted(events, key=lambda event: event.time)
+    found = [ordered[:1]] if ordered else []
+    for before, event in pairwise(ordered):
+        if event.time - before.time <= GAP:
+            found[-1].append(event)
+        else:
+            found.append([event])
+    return found
+
+
+def expected(view: BoundView, events: Sequence[Event]) -> Counter[Any]:
+    by_key: dict[tuple[Any, ...], list[Event]] = defaultdict(list)
+    for event in events:
+        if event.beyond <= 0:
+            by_key[(event.key,) if view.keys else ()].append(event)
+    rows: Counter[Any] = Counter()
+    for key, members in by_key.items():
+        for session in sessions_of(members):
+            total, n, least = aggregated(session)
+            bounds = session[0].time, session[-1].time + GAP
+            cards = len({event.card for event in session} - {None})
+            revision = sum(event.late for event in session)
+            if view.having is None or n > 1:
+                rows[(*key, *bounds, revision, len(session), n, least, cards, total)] += 1
+    return rows
+
+
+def replay(feed: Counter[Any], store: Store, after_tick: int) -> None:
+    for change in store.changes("random", after_tick, 1_000):
+        before = [tuple(row.values()) for row in change.before.to_pylist()]
+        after = [tuple(row.values()) for row in change.after.to_pylist()]
+        for row in before:
+            feed[row] -= 1
+            assert feed[row] == 0
+        for row in after:
+            feed[row] += 1
+            assert feed[row] == 1
+        assert not set(before) & set(after), "nothing changed in this row"
+
+
+def pages(store: Store, rows: int) -> Counter[Any]:
+    found: Counter[Any] = Counter()
+    cursor = None
+    while True:
+        page = store.read_view("random", {}, [], rows, cursor)
+        found.update(tuple(row.values()) for row in page.table.to_pylist())
+        cursor = page.next_cursor
+        if cursor is None:
+            return found
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    ticks=TICKS,
+    is_keyed=st.booleans(),
+    having=st.sampled_from([None, '"n" > 1']),
+    reopen_at=st.integers(0, 10),
+)
+def test_ticks_equal_one_look_at_all_events(
+    ticks: list[list[Event]], is_keyed: bool, having: str | None, reopen_at: int
+) -> None:
+    view = session_view(is_keyed=is_keyed, having=having)
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "store.duckdb"
+        store = open_store(file, StoreSettings())
+        try:
+            store.create_view(view, {})
+            generation = store.claim()
+            feed: Counter[Any] = Counter()
+            done: list[Event] = []
+            for number, events in enumerate(ticks):
+                if number == reopen_at:
+                    store.close()
+                    store = open_store(file, StoreSettings())
+                    store.open_view(view)
+                store.commit(tick_write(store, generation, write_of(view, events)))
+                done += events
+                replay(feed, store, number)
+                wanted = expected(view, done)
+                assert Counter(rows_of(store, "SELECT * FROM random")) == wanted
+                assert +feed == wanted
+            assert pages(store, 2) == expected(view, done)
+            assert store.metrics()["view_rows"]["random"] == len(
+                expected(session_view(is_keyed=is_keyed), done)
+            )
+        finally:
+            store.close()
+
+
+def test_sessions_that_an_event_joins_become_one_row(store: Store) -> None:
+    view = session_view()
+    store.create_view(view, {})
+    generation = store.claim()
+    apart = [Event("a", 0, 1, "x"), Event("a", 4, 2, "x"), Event("a", 8, 3, "y")]
+    store.commit(tick_write(store, generation, write_of(view, apart)))
+    joining = [Event("a", 2, 4, "x", late=1)]
+    (change,) = store.commit(tick_write(store, generation, write_of(view, joining)))
+    ends = [(row["window_start"], row["window_end"]) for row in change.before.to_pylist()]
+    assert sorted(ends) == [(0, 3 * SECOND), (4 * SECOND, 7 * SECOND)]
+    assert [tuple(row.values()) for row in change.after.to_pylist()] == [
+        ("a", 0, 7 * SECOND, 1, 3, 3, 1, 1, 7)
+    ]
+
+
+@pytest.mark.parametrize(("second", "sessions"), [(3, 1), (4, 2)])
+def test_events_exactly_a_gap_apart_are_together(store: Store, second: int, sessions: int) -> None:
+    view = session_view()
+    store.create_view(view, {})
+    generation = store.claim()
+    for event in (Event("a", 0, 1, None), Event("a", second, 1, None)):
+        store.commit(tick_write(store, generation, write_of(view, [event])))
+    assert len(rows_of(store, "SELECT * FROM random")) == sessions
+
+
+def test_a_tick_of_events_set_aside_changes_nothing(store: Store) -> None:
+    view = session_view()
+    store.create_view(view, {})
+    aside = [Event("a", 0, 1, "x", late=1, beyond=1)]
+    assert not store.commit(tick_write(store, store.claim(), write_of(view, aside)))
+    assert rows_of(store, "SELECT * FROM random") == []

@@ -23,6 +23,7 @@ VERBS = (
     "generate",
     "validate",
     "rebuild",
+    "reconcile",
     "query",
     "tail",
     "status",

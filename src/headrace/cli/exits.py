@@ -9,6 +9,7 @@ from headrace.model.errors import (
     HeadraceError,
     JavaMissingError,
     Location,
+    ProofError,
     RefusedError,
     RequestError,
     SettingsError,
@@ -36,6 +37,8 @@ def exit_code(error: HeadraceError) -> int:
         case HeadraceError(location=Location()) | JavaMissingError():
             return MISTAKE  # what points at a definition is about that definition
         case DefinitionError() | DefinitionErrors() | SettingsError() | ClientError():
+            return MISTAKE
+        case ProofError():
             return MISTAKE
         case _:
             return FAILED

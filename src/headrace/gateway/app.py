@@ -47,7 +47,7 @@ logger = logging.getLogger("headrace.gateway")
 
 Handler = Callable[[Any, Any], Awaitable["Response | None"]]
 
-_VIEW_PATH = re.compile(r"/v1/views/([^/]+)(?:/(changes|deadletters|rebuild))?")
+_VIEW_PATH = re.compile(r"/v1/views/([^/]+)(?:/(changes|deadletters|rebuild|snapshot))?")
 _QUERY_STRING_CHARACTERS_MAX = 8_192
 _ADMIN_BODY_BYTES_MAX = 4 * 1024 * 1024
 _QUERY_BODY_BYTES_MAX = 1 * 1024 * 1024
@@ -102,6 +102,7 @@ class GatewayApp:
             "changes": {"GET": ("query", self._forward)},
             "deadletters": {"GET": ("admin", self._forward)},
             "rebuild": {"POST": ("admin", self._forward)},
+            "snapshot": {"POST": ("admin", self._forward)},
         }
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:

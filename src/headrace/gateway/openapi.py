@@ -321,6 +321,19 @@ def _view_paths() -> Json:
                 scope="admin",
             ),
         },
+        "/v1/views/{view}/snapshot": {
+            "parameters": [name],
+            "post": _operation(
+                "snapshotView",
+                "Write a view's rows at one tick to a file of the project's run directory.",
+                {"200": _answer("Written.", any_object), **_problems(400, 404, 408, 409, 503)},
+                scope="admin",
+                requestBody={
+                    "required": True,
+                    "content": {"application/json": {"schema": any_object}},
+                },
+            ),
+        },
         "/v1/sql": {
             "post": _operation(
                 "query",

@@ -22,6 +22,7 @@ HeadraceError
 ├── EngineError            Spark or a tick failed
 │   ├── JavaMissingError       no usable Java runtime
 │   └── ViewChangedError       a definition changed under its state
+├── ProofError             a view cannot be proven from what the log still holds
 └── ClientError            the Python client could not do what was asked
     ├── UnreachableError       no answer within the time the caller allowed
     ├── RefusedError           the server answered with a problem document
@@ -56,6 +57,7 @@ __all__ = [
     "LogOffsetError",
     "MergeError",
     "ProducerGapsError",
+    "ProofError",
     "QueryError",
     "RefusedError",
     "RequestError",
@@ -227,6 +229,10 @@ class JavaMissingError(EngineError):
 
 class ViewChangedError(EngineError):
     code = "view-changed"
+
+
+class ProofError(HeadraceError):
+    code = "proof"
 
 
 class ClientError(HeadraceError):

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from headrace.model.errors import RequestError
-from headrace.serve import operations, views
+from headrace.serve import operations, proof, views
 from headrace.serve.changes import EventStream, follow_changes
 from headrace.serve.http import Receive, Request, Response, Scope, Send, send_response
 from headrace.serve.problems import problem
@@ -39,6 +39,7 @@ ROUTES = (
     _route("GET", "/v1/views/NAME/changes", follow_changes),
     _route("GET", "/v1/views/NAME/deadletters", views.list_dead_letters),
     _route("POST", "/v1/views/NAME/rebuild", operations.rebuild),
+    _route("POST", "/v1/views/NAME/snapshot", proof.snapshot),
     _route("POST", "/v1/sql", views.run_sql),
     _route("GET", "/v1/status", operations.status),
     _route("GET", "/metrics", operations.metrics),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -20,6 +21,7 @@ __all__ = [
     "Freshness",
     "Page",
     "QueryResult",
+    "Snapshot",
     "Store",
     "StoreDeadLetter",
     "StoredDecision",
@@ -214,6 +216,27 @@ class Page:
     freshness: Freshness
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """`start_offsets` are where the view began, `next_offsets` how far it had come. `dead` are the
+    (partition, offset) of its dead letters. `ticks` are the ticks that moved it and the offsets
+    each reached, where asked for: the oldest may no longer be kept."""
+
+    view: str
+    stream: str
+    fingerprint: str
+    tick: int
+    created_tick: int
+    rows: int
+    columns: tuple[str, ...]
+    keys: int
+    start_offsets: dict[int, int]
+    next_offsets: dict[int, int]
+    watermark_microseconds: int | None
+    dead: tuple[tuple[int, int], ...]
+    ticks: tuple[tuple[int, dict[int, int]], ...] = ()
+
+
 class Store(Protocol):
     def claim(self) -> int:
         """Take over: durably raises the generation and returns it. Every later commit by an older
@@ -285,6 +308,12 @@ class Store(Protocol):
         ordered by (column, descending) and then by hidden keys, so that paging is stable.
         Raises QueryError for an unknown view or column, a value that cannot be cast, or a cursor
         that is not of this query."""
+
+    def snapshot(
+        self, name: str, file: Path, filters: Mapping[str, str], with_ticks: bool = False
+    ) -> Snapshot:
+        """Write the rows of a view that meet the filters (as in read_view) to `file` as Parquet,
+        and say what the ledger knows of the view at the same tick. Raises QueryError."""
 
     def query(self, sql: str) -> QueryResult:
         """One read-only SELECT in the store's dialect, within the limits of rows, seconds, memory

@@ -22,6 +22,7 @@ from headrace.store.contract import (
     CatalogEntry,
     Page,
     QueryResult,
+    Snapshot,
     Store,
     StoredDecision,
     StoreDeadLetter,
@@ -39,6 +40,7 @@ from headrace.store.ledger import (
 )
 from headrace.store.paging import read_page
 from headrace.store.queries import Queries, working_memory_bytes
+from headrace.store.snapshot import write_snapshot
 from headrace.store.views import Views
 
 __all__ = ["DuckStore", "open_store"]
@@ -229,6 +231,13 @@ class DuckStore:
                 cursor,
             )
         return Page(rows, following, freshness)
+
+    def snapshot(
+        self, name: str, file: Path, filters: Mapping[str, str], with_ticks: bool = False
+    ) -> Snapshot:
+        stored = self._views.readable(name)
+        with self._queries.read([stored.entry.view]) as (cursor, freshness):
+            return write_snapshot(cursor, stored, freshness, file, filters, with_ticks)
 
     def query(self, sql: str) -> QueryResult:
         return self._queries.query(sql)

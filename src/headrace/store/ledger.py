@@ -32,6 +32,7 @@ __all__ = [
     "Ledger",
     "Moved",
     "StoredView",
+    "decode_offsets",
     "encode_offsets",
     "read_dead_letters",
     "read_freshness",
@@ -305,7 +306,7 @@ class Ledger:
         ).fetchall()
         views = {}
         for row in rows:
-            offsets = {**_decode_offsets(row[11]), **_decode_offsets(row[13] or "{}")}
+            offsets = {**decode_offsets(row[11]), **decode_offsets(row[13] or "{}")}
             totals = Counts(*row[15:]) if row[12] is not None else Counts()
             status = ViewStatus(row[8], row[9])
             entry = CatalogEntry(row[1], row[2], row[3], row[4], status, offsets, row[14], totals)
@@ -357,5 +358,5 @@ def encode_offsets(offsets: Mapping[int, int]) -> str:
     return json.dumps({str(partition): offsets[partition] for partition in sorted(offsets)})
 
 
-def _decode_offsets(text: str) -> dict[int, int]:
+def decode_offsets(text: str) -> dict[int, int]:
     return {int(partition): offset for partition, offset in json.loads(text).items()}

@@ -24,7 +24,7 @@ from headrace.model.types import DataType, parse_type
 from headrace.store.connection import arrow_table, quoted, store_type, text_literal
 from headrace.store.ledger import StoredView
 
-__all__ = ["read_page"]
+__all__ = ["conditions_sql", "read_page"]
 
 CURSOR_CHARACTERS_MAX = 16 * 1024  # fits into an address beside filters and order
 _INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -86,6 +86,16 @@ def _continued(places: Sequence[pa.ChunkedArray], limit: int, digest: str) -> tu
         hint="raise the limit, filter, or use SQL with LIMIT and OFFSET",
         status=413,
     )
+
+
+def conditions_sql(view: StoredView, filters: Mapping[str, str]) -> str:
+    """A WHERE with a space before it, or nothing. Raises QueryError as Store.read_view says."""
+    types = {name: parse_type(type_) for name, type_ in view.columns}
+    conditions = []
+    for name, text in filters.items():
+        column = _column(view, name)
+        conditions.append(f"{quoted(column)} = {_literal(column, types[column], text)}")
+    return f" WHERE {' AND '.join(conditions)}" if conditions else ""
 
 
 def _column(view: StoredView, name: str) -> str:

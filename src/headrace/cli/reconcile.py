@@ -1,0 +1,118 @@
+"""`headrace reconcile VIEW`: compute a view again from the log and compare every row."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from headrace.cli import exits
+from headrace.cli.calls import resolve, running_gateway
+from headrace.cli.options import AsJson, ProjectFolder, ServerToken
+from headrace.cli.output import print_json, print_table, say
+from headrace.cli.project import read_definitions, read_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from headrace.model.settings import Settings
+    from headrace.proof.comparison import Compared
+    from headrace.store.contract import Snapshot
+
+__all__ = ["command", "snapshot_of"]
+
+SHOWN_MAX = 1_000
+
+
+def command(
+    view: Annotated[str, typer.Argument(help="The view to prove.")],
+    limit: Annotated[
+        int, typer.Option(min=0, max=SHOWN_MAX, help="Show at most so many differing rows.")
+    ] = 20,
+    project: ProjectFolder = None,
+    token: ServerToken = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compute a view again with one batch query over the log, and compare every row.
+
+    Exit code 0 when all are equal, 1 when some differ, 2 when it cannot be proven.
+    """
+    from headrace.proof.reconcile import defined_view, reconcile, subject
+    from headrace.proof.session import own_spark, scratch
+
+    began = time.monotonic()
+    settings = read_settings(project)
+    definitions = read_definitions(settings)
+    name = defined_view(definitions, view).name
+    with scratch(settings) as folder:
+        snapshot = snapshot_of(settings, name, folder, token)
+        what = subject(settings, definitions, snapshot, folder / "rows.parquet")
+        events = sum(what.ends[p] - start for p, start in what.starts.items())
+        say(f"proving {name} at tick {snapshot.tick}: {snapshot.rows:,} rows, {events:,} events")
+        with own_spark(settings, folder) as spark:
+            found = reconcile(spark, what, limit)
+    seconds = time.monotonic() - began
+    document = _document(snapshot, found, events, seconds)
+    if as_json:
+        print_json(document)
+    else:
+        _show(name, document)
+    raise typer.Exit(exits.DONE if found.is_equal else exits.CHECK_FAILED)
+
+
+def snapshot_of(
+    settings: Settings,
+    view: str,
+    folder: Path,
+    token: str | None,
+    filters: dict[str, str] | None = None,
+    with_ticks: bool = False,
+) -> Snapshot:
+    """From the engine while the project is up, else from the store itself."""
+    from headrace.proof.asking import ask_engine, read_store
+
+    if running_gateway(settings) is None:
+        return read_store(settings, view, folder, filters or {}, with_ticks)
+    address = resolve(settings.directory, None, token)
+    return ask_engine(address.post, quote(view, safe=""), folder, filters or {}, with_ticks)
+
+
+def _document(snapshot: Snapshot, found: Compared, events: int, seconds: float) -> dict[str, Any]:
+    from headrace.proof.text import plain_row
+
+    return {
+        "view": snapshot.view,
+        "equal": found.is_equal,
+        "tick": snapshot.tick,
+        "offsets": {str(p): offset for p, offset in sorted(snapshot.next_offsets.items())},
+        "events": events,
+        "rows": found.rows,
+        "missing": found.missing,
+        "extra": found.extra,
+        "different": found.different,
+        "differences": [
+            {"kind": d.kind, "stored": plain_row(d.stored), "proven": plain_row(d.proven)}
+            for d in found.differences
+        ],
+        "seconds": round(seconds, 3),
+    }
+
+
+def _show(name: str, document: dict[str, Any]) -> None:
+    at = f"at tick {document['tick']}, from {document['events']:,} events"
+    if document["equal"]:
+        print(f"{name} is equal to the log {at}: {document['rows']:,} rows")
+        return
+    counts = ", ".join(f"{document[kind]:,} {kind}" for kind in ("different", "missing", "extra"))
+    print(f"{name} differs from the log {at}: {counts} of {document['rows']:,} rows")
+    columns = list((document["differences"] or [{"stored": {}}])[0]["stored"] or {})
+    rows: list[list[Any]] = []
+    for found in document["differences"]:
+        for side in ("stored", "proven"):
+            if found[side] is not None:
+                columns = columns or list(found[side])
+                rows.append([found["kind"], side, *found[side].values()])
+    if rows:
+        print_table(["difference", "side", *columns], rows)

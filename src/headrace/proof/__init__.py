@@ -1,0 +1,1 @@
+"""Proving views: a second computation from the log, which shares nothing with the ticks."""

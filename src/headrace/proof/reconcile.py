@@ -1,0 +1,145 @@
+"""A view against the log: computed again with one batch query, at the offsets of one tick."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.compile import plan_view
+from headrace.log.embedded import open_reader
+from headrace.model.definitions import Project, Stream, View
+from headrace.model.errors import ProofError
+from headrace.model.plan import ViewPlan
+from headrace.model.settings import Settings
+from headrace.proof.comparison import Compared, compare
+from headrace.proof.events import LogTable
+from headrace.proof.oracle import REVISION, WINDOW_END, Oracle, oracle
+from headrace.store.contract import Snapshot
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Subject", "defined_view", "reconcile"]
+
+FINAL = "final"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is to be proven: the view as it is defined, and as it stood at one tick. `rows` is the
+    file that came with the snapshot."""
+
+    settings: Settings
+    stream: Stream
+    plan: ViewPlan
+    snapshot: Snapshot
+    rows: Path
+
+    @property
+    def starts(self) -> Mapping[int, int]:
+        return self.snapshot.start_offsets
+
+    @property
+    def ends(self) -> Mapping[int, int]:
+        return self.snapshot.next_offsets
+
+
+def defined_view(project: Project, name: str) -> View:
+    view = project.view(name)
+    if view is None:
+        raise ProofError(
+            f"the project defines no view {name!r}",
+            hint=f"views are {', '.join(v.name for v in project.views) or 'none yet'}",
+        )
+    return view
+
+
+def subject(settings: Settings, project: Project, snapshot: Snapshot, rows: Path) -> Subject:
+    """Raises ProofError when the snapshot is of another definition, or when the log no longer
+    holds what the view is made of."""
+    view = defined_view(project, snapshot.view)
+    stream = project.stream(view.source)
+    assert stream is not None, "the compiler saw to it"
+    plan = plan_view(project, view)
+    if plan.fingerprint != snapshot.fingerprint:
+        raise ProofError(
+            f"the definition of view {view.name} changed: the rows are those of another one",
+            hint=f"headrace rebuild {view.name} fills it by the definition as it is now",
+        )
+    found = Subject(settings, stream, plan, snapshot, rows)
+    check_log(found)
+    return found
+
+
+def check_log(what: Subject) -> None:
+    reader = open_reader(what.settings.log_directory, [what.stream])
+    oldest = reader.oldest(what.stream.name)
+    lost = [
+        f"offset {oldest[partition]} of partition {partition}"
+        for partition, start in sorted(what.starts.items())
+        if partition < len(oldest) and start < min(oldest[partition], what.ends[partition])
+    ]
+    if lost:
+        raise ProofError(
+            f"view {what.plan.view} cannot be proven before {', '.join(lost)}: "
+            "the log no longer holds what came before, and it was not archived",
+            hint=f"RETAIN … THEN ARCHIVE keeps it; headrace rebuild {what.plan.view} begins there",
+        )
+
+
+def reconcile(spark: SparkSession, what: Subject, limit: int) -> Compared:
+    """Raises ProofError when Spark cannot compute it, with what Spark says."""
+    from pyspark.errors import PySparkException
+
+    question = oracle(what.plan, what.stream)
+    names = what.snapshot.columns
+    try:
+        return compare(stored_rows(spark, what), proven_rows(spark, what, question), names, limit)
+    except PySparkException as error:
+        check_log(what)  # retention may have come in between
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise ProofError(
+            f"view {what.plan.view} cannot be computed in one query: {lines[0]}",
+            hint="try again; if it stays, report it with the view's definition",
+        ) from error
+
+
+def stored_rows(spark: SparkSession, what: Subject) -> DataFrame:
+    return spark.read.parquet(str(what.rows))
+
+
+def proven_rows(spark: SparkSession, what: Subject, question: Oracle) -> DataFrame:
+    """The rows that the log gives, in the shape of the snapshot's file."""
+    table = LogTable(
+        what.settings.log_directory,
+        what.stream,
+        question.columns,
+        what.starts,
+        what.ends,
+        _by_partition(what.snapshot.dead),
+    )
+    events = table.frame(spark, with_watermark=what.plan.window is not None)
+    events.createOrReplaceTempView(what.stream.name)
+    outputs = [f"e{i} AS c{i}" for i in range(question.outputs)]
+    for place, name in enumerate(what.snapshot.columns[question.outputs :], question.outputs):
+        outputs.append(f"{_beside(name, what.snapshot)} AS c{place}")
+    keys = [f"k{i}" for i in range(question.keys)]
+    return spark.sql(question.sql).selectExpr(*outputs, *keys)
+
+
+def _beside(name: str, snapshot: Snapshot) -> str:
+    """The columns that every view with a window has beside its outputs."""
+    if name == REVISION:
+        return REVISION
+    assert name == FINAL, name
+    watermark = snapshot.watermark_microseconds
+    return "false" if watermark is None else f"unix_micros({WINDOW_END}) <= {watermark}L"
+
+
+def _by_partition(places: Sequence[tuple[int, int]]) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for partition, offset in places:
+        found.setdefault(partition, []).append(offset)
+    return found

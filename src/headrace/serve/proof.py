@@ -1,0 +1,56 @@
+"""Handlers for proofs: another process of the same machine asks what a view held at one tick.
+
+The asker names a folder of its own in the run directory, and the rows go there as a file: a view
+may be larger than an answer should be, and whoever proves it reads the log's files anyway.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from headrace.model.errors import RequestError
+from headrace.serve.http import Request, Response, json_response
+from headrace.serve.services import Services
+
+__all__ = ["snapshot"]
+
+_FOLDER = re.compile(r"proof-[0-9]{1,10}")
+_ROWS = "rows.parquet"
+
+
+class _SnapshotAsked(msgspec.Struct, forbid_unknown_fields=True):
+    folder: str
+    filters: dict[str, str] = {}
+    ticks: bool = False
+
+
+async def snapshot(services: Services, request: Request, name: str) -> Response:
+    asked = _decoded(await request.body(), _SnapshotAsked)
+    folder = services.settings.run_directory / asked.folder
+    if not _FOLDER.fullmatch(asked.folder) or not folder.is_dir():
+        raise RequestError(
+            400,
+            "body",
+            f"there is no folder {asked.folder[:40]!r} in the project's run directory",
+            hint="this call is for headrace reconcile and headrace why, on the engine's machine",
+        )
+
+    def write() -> bytes:
+        view = services.view_name(name)
+        with services.reading(view):
+            found = services.store.snapshot(view, folder / _ROWS, asked.filters, asked.ticks)
+        return msgspec.json.encode(found)
+
+    return json_response(await services.queries.run(write))
+
+
+def _decoded(body: bytes, kind: type[Any]) -> Any:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise RequestError(
+            400, "body", f"the body cannot be read: {error}", hint="see /openapi.json"
+        ) from error

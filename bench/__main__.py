@@ -20,6 +20,7 @@ from bench.drain import drain
 from bench.end_to_end import end_to_end
 from bench.freshness import freshness
 from bench.ingest import ingest
+from bench.reconcile import reconcile
 from bench.results import FIGURES, Figure, append, compare, lines, table
 from bench.running_cost import startup_and_idle
 from bench.shop import CHECKOUT
@@ -34,6 +35,7 @@ PARTS: Sequence[tuple[tuple[str, ...], Part]] = (
     (("tick_p99",), ticks),
     (tuple(name for name in FIGURES if name.startswith("freshness")), freshness),
     (("drain", "drain_ratio", "drain_ratio_tuned"), drain),
+    (("reconcile_5m",), reconcile),
     (("startup", "idle_core"), startup_and_idle),
 )
 

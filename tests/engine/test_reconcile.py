@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+import time
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -13,10 +14,17 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from headrace.cli.exits import exit_code
+from headrace.log.contract import Advance, Group
 from headrace.model.errors import ProofError
+from headrace.model.settings import LogSettings
 from headrace.proof.comparison import Compared
+from headrace.proof.duplicates import find_duplicates, repeated
+from headrace.proof.events import LogTable
 from headrace.proof.reconcile import reconcile, subject
+from headrace.proof.why import explain
 
+WITHIN = dt.timedelta(seconds=2)
 EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 STREAM = """
 CREATE STREAM readings (
@@ -31,6 +39,8 @@ VIEWS = {
     " FROM readings GROUP BY window(at, '3 seconds'), sensor",
     "hopping": "SELECT window.end AS e, avg(value) AS mean, count(DISTINCT sensor) AS sensors"
     " FROM readings WHERE number <> 3 GROUP BY window(at, '7 seconds', '3 seconds', '1 second')",
+    "daily": "SELECT window.start AS s, sum(amount) AS total FROM readings"
+    " GROUP BY calendar_window(at, 'day', 'Europe/Berlin')",
     "keyed": "SELECT upper(sensor) AS name, max(value) AS most, stddev(value) AS spread"
     " FROM readings GROUP BY upper(sensor) HAVING count(*) > 1",
     "unshown": "SELECT count(*) AS n FROM readings GROUP BY sensor, number",
@@ -101,6 +111,38 @@ def test_every_kind_of_view_is_equal_to_the_log(
         found = proven(rig, view)
         assert found.is_equal, (view, found)
         assert found.rows > 0
+
+
+@pytest.mark.parametrize(
+    "late", ["LATE DROP", "LATE SIDE", "LATE REVISE WITHIN INTERVAL 4 SECONDS"]
+)
+def test_late_events_that_were_not_applied_are_not_expected(
+    make_rig: Callable[..., Any], proven: Callable[..., Compared], late: str
+) -> None:
+    rig = make_rig(definitions("tumbling", "hopping", "daily", "overall", late=late))
+    rig.start()
+    fill(rig, events(90))
+    for view in ("tumbling", "hopping", "daily", "overall"):
+        found = proven(rig, view)
+        assert found.is_equal, (view, found)
+    totals = rig.store.catalog()["tumbling"].totals
+    assert totals.sided + totals.dropped > 0
+
+
+def test_heartbeats_move_the_watermark_of_the_proof_too(
+    make_rig: Callable[..., Any], proven: Callable[..., Compared]
+) -> None:
+    rig = make_rig(definitions("tumbling", late="LATE DROP"))
+    rig.start()
+    made = events(30)
+    rig.append("readings", made[:10])
+    at = int((EPOCH + dt.timedelta(seconds=30)).timestamp() * 1_000_000)
+    rig.writer.append(Group(advances=(Advance("readings", 0, at, "heartbeat"),)))
+    rig.append("readings", made[10:20])
+    rig.append("readings", made[20:], partition=1)
+    rig.settle()
+    assert rig.store.catalog()["tumbling"].totals.dropped >= 10
+    assert proven(rig, "tumbling").is_equal
 
 
 @pytest.mark.parametrize(
@@ -193,3 +235,124 @@ def test_a_changed_definition_is_not_compared(
     rig.redefine(definitions("keyed"))
     with pytest.raises(ProofError, match="defines no view"):
         proven(rig, "overall")
+
+
+def test_what_retention_deleted_cannot_be_proven(
+    make_rig: Callable[..., Any], proven: Callable[..., Compared]
+) -> None:
+    text = definitions("overall", "tumbling").replace(
+        "INTO 2 PARTITIONS", "INTO 2 PARTITIONS RETAIN 1 DAYS"
+    )
+    rig = make_rig(text, log=LogSettings(segment_bytes_max=1))
+    rig.start()
+    fill(rig, events(60))
+    rig.engine.close()
+    freed = rig.writer.retain(time.time_ns() // 1000)
+    assert freed["readings"] > 0
+    with pytest.raises(ProofError, match="cannot be proven before offset") as failed:
+        proven(rig, "overall")
+    assert exit_code(failed.value) == 2
+    rig.lose_store()
+    rig.settings.store_file.unlink()
+    rig.start()  # the views begin where the log does now
+    made = events(20, seed=3)
+    fill(rig, made)
+    for view in ("overall", "tumbling"):
+        found = proven(rig, view)
+        assert found.is_equal, (view, found)
+
+
+@pytest.fixture
+def explained(spark: SparkSession, tmp_path: Path) -> Callable[..., Any]:
+    def why(rig: Any, view: str, limit: int = 100, **filters: str) -> Any:
+        file = tmp_path / "row.parquet"
+        snapshot = rig.store.snapshot(view, file, filters, with_ticks=True)
+        return explain(spark, subject(rig.settings, rig.project, snapshot, file), limit)
+
+    return why
+
+
+def test_why_lists_the_events_of_a_row_and_its_revisions(
+    make_rig: Callable[..., Any], explained: Callable[..., Any]
+) -> None:
+    rig = make_rig(definitions("tumbling"))
+    rig.start()
+
+    def at(second: float, sensor: str = "a") -> dict[str, Any]:
+        time_ = EPOCH + dt.timedelta(seconds=second)
+        return {"sensor": sensor, "value": 1.0, "amount": Decimal(1), "number": 1, "at": time_}
+
+    for batch in ([at(0), at(1, "b"), at(2)], [at(30)], [at(0.5), at(31)], [at(2.9)]):
+        rig.append("readings", batch)
+        rig.engine.step()
+    found = explained(rig, "tumbling", s="2026-01-01T00:00:00Z", sensor="a")
+    assert [(e["offset"], e["fate"], e["tick"]) for e in found.events] == [
+        (0, "applied", 1),
+        (2, "applied", 1),
+        (4, "late", 3),
+        (6, "late", 4),
+    ]
+    assert [(r["revision"], r["tick"], r["offset"]) for r in found.revisions] == [
+        (1, 3, 4),
+        (2, 4, 6),
+    ]
+    assert "watermark was 2026-01-01T00:00:28.000000Z" in found.revisions[0]["cause"]
+    event = found.events[2]
+    assert event["event_time"] == event["occurred"] == "2026-01-01T00:00:00.500000Z"
+    assert (event["quality"], event["sent"], event["skew_microseconds"]) == ("exact", None, None)
+    assert event["event"]["sensor"] == "a"
+    assert found.row["n"] == 4
+    cut = explained(rig, "tumbling", limit=1, s="2026-01-01T00:00:00Z", sensor="a")
+    assert cut.is_cut
+    assert len(cut.events) == 1
+    with pytest.raises(ProofError, match="2 rows of tumbling are meant"):
+        explained(rig, "tumbling", s="2026-01-01T00:00:00Z")
+
+
+@pytest.mark.parametrize(("late", "fate"), [("LATE DROP", "dropped"), ("LATE SIDE", "sided")])
+def test_why_shows_events_that_a_row_did_not_take(
+    make_rig: Callable[..., Any], explained: Callable[..., Any], late: str, fate: str
+) -> None:
+    rig = make_rig(definitions("tumbling", late=late))
+    rig.start()
+    for second in (0, 30, 1):
+        time_ = EPOCH + dt.timedelta(seconds=second)
+        rig.append("readings", [{"sensor": "a", "at": time_}])
+        rig.engine.step()
+    found = explained(rig, "tumbling", s="2026-01-01T00:00:00Z")
+    assert [(e["offset"], e["fate"]) for e in found.events] == [(0, "applied"), (2, fate)]
+    assert found.revisions == ()
+
+
+def test_repeats_are_judged_by_what_was_accepted() -> None:
+    assert repeated([0, 10, 20, 30], 10) == [False, True, False, True]
+    assert repeated([5, 5, -5, 16, 15], 10) == [False, True, True, False, True]
+    assert repeated([], 1) == []
+
+
+def test_duplicates_are_found_again_in_the_log(
+    make_rig: Callable[..., Any], spark: SparkSession
+) -> None:
+    """Against the rule followed by hand over the same events."""
+    late = "LATE REVISE DEDUPLICATE BY (sensor, number) WITHIN INTERVAL 2 SECONDS"
+    text = definitions("overall", late=late).replace("INTO 2", "PARTITION BY (sensor) INTO 2")
+    rig = make_rig(text)
+    made = events(120)
+    for start in range(0, 120, 30):
+        rig.append("readings", made[start : start + 30], partition=start // 30 % 2)
+    stream = rig.project.stream("readings")
+    table = LogTable(
+        rig.settings.log_directory, stream, ("sensor", "number"), {0: 0, 1: 0}, {0: 60, 1: 60}
+    )
+    wanted: dict[int, list[int]] = {0: [], 1: []}
+    accepted: list[tuple[int, Any, Any, dt.datetime]] = []
+    for number, event in enumerate(made):
+        partition, offset = number // 30 % 2, number // 60 * 30 + number % 30
+        key = (partition, event["sensor"], event["number"])
+        near = [t for *k, t in accepted if tuple(k) == key and abs(t - event["at"]) <= WITHIN]
+        if near:
+            wanted[partition].append(offset)
+        else:
+            accepted.append((*key, event["at"]))
+    assert find_duplicates(spark, table, stream.deduplication) == wanted
+    assert wanted[0]

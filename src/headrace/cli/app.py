@@ -27,6 +27,7 @@ VERBS = (
     "query",
     "tail",
     "status",
+    "why",
     "deadletters",
     "token",
     "doctor",

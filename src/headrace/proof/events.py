@@ -2,9 +2,10 @@
 
 Nothing of this is the ticks' own way of reading. A row is an event with its place in the log, or,
 with `IS_EVENT` false, a mere step of the watermark: an event that the view does not take, or how
-far the partition had come before the first offset that is read. Such a row has no values, so that
-no expression can fail on it. The watermark before each event is computed by Spark, from the rows
-before it in the log's order.
+far the partition had come before an offset, as the log's headers say it (before the first event
+that is read, and where a heartbeat or an idle timeout moved it on). Such a row has no values, so
+that no expression can fail on it. The watermark before each event is computed by Spark, from the
+rows before it in the log's order.
 """
 
 from __future__ import annotations
@@ -17,21 +18,43 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from headrace.log.contract import NO_EVENT_TIME, RECEIVED_AT, LogBatch
+from headrace.log.contract import (
+    EVENT_TIME,
+    NO_EVENT_TIME,
+    QUALITIES,
+    QUALITY,
+    RECEIVED_AT,
+    SKEW,
+    LogBatch,
+    clock_column,
+)
 from headrace.model.definitions import Stream
+from headrace.model.types import DataType
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["EVENT_TIME", "IS_EVENT", "OFFSET", "PARTITION", "WATERMARK", "LogTable"]
+__all__ = [
+    "APPLIED_TO",
+    "DECISION",
+    "IS_EVENT",
+    "OFFSET",
+    "PARTITION",
+    "WATERMARK",
+    "LogTable",
+    "Note",
+]
 
 PARTITION = "_partition"
 OFFSET = "_offset"
-EVENT_TIME = "_event_time"
 IS_EVENT = "_is_event"
 WATERMARK = "_watermark"
+DECISION = "_decision"  # STRING: what an operator said about a late event, if anything
+APPLIED_TO = "_applied_to"  # ARRAY<BIGINT>: starts of windows it was applied to afterwards
 PIECE_EVENTS = 250_000  # what one task reads
 BATCH_ROWS = 50_000
+_CLOCK_TYPES = {SKEW: DataType("BIGINT"), QUALITY: DataType("STRING")}
+_STARTS = pa.list_(pa.int64())
 
 
 @dataclass(frozen=True)
@@ -39,13 +62,22 @@ class _Piece:
     partition: int
     start: int
     end: int
-    is_first: bool
+
+
+@dataclass(frozen=True)
+class Note:
+    """What the ledger says about one event: the decision of an operator about it, and the windows
+    (their starts, in microseconds) it was applied to after it had been set aside."""
+
+    decision: str | None = None
+    applied_to: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class LogTable:
-    """The events from `starts` up to `ends` of a stream's partitions, with the stream's `columns`.
-    `left_out` are the offsets of events that the view does not take, by partition."""
+    """The events from `starts` up to `ends` of a stream's partitions. `columns` are names of the
+    stream's columns, SKEW and QUALITY. `left_out` are the offsets of events that the view does not
+    take, by partition; `notes` what the ledger says about single events."""
 
     log_directory: Path
     stream: Stream
@@ -53,10 +85,10 @@ class LogTable:
     starts: Mapping[int, int]
     ends: Mapping[int, int]
     left_out: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    notes: Mapping[int, Mapping[int, Note]] = field(default_factory=dict)
 
     def frame(self, spark: SparkSession, with_watermark: bool) -> DataFrame:
         pieces = list(self._pieces())
-        names = [*self.columns, PARTITION, OFFSET, EVENT_TIME, RECEIVED_AT, IS_EVENT]
         table = self
 
         def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -67,40 +99,44 @@ class LogTable:
         tasks = spark.range(0, len(pieces), 1, max(1, len(pieces)))
         found = tasks.mapInArrow(read, self._ddl())
         if not with_watermark:
-            return found.where(IS_EVENT).select(*(f"`{name}`" for name in names))
+            return found.where(IS_EVENT)
         before = (
-            f"max(unix_micros({EVENT_TIME})) OVER (PARTITION BY {PARTITION} ORDER BY {OFFSET} "
-            "ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
+            f"max(unix_micros({EVENT_TIME})) OVER (PARTITION BY {PARTITION} "
+            f"ORDER BY {OFFSET}, {IS_EVENT} ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)"
         )
         watermark = f"{before} - {self.stream.delay_microseconds}L AS {WATERMARK}"
         return found.selectExpr("*", watermark).where(IS_EVENT)
 
     def _ddl(self) -> str:
-        columns = [f"`{c.name}` {c.type}" for c in self.stream.columns if c.name in self.columns]
         places = f"{PARTITION} INT, {OFFSET} BIGINT, {EVENT_TIME} TIMESTAMP, "
-        return ", ".join([*columns, f"{places}{RECEIVED_AT} TIMESTAMP, {IS_EVENT} BOOLEAN"])
+        columns = [f"`{name}` {self._type(name)}" for name in self.columns]
+        notes = f", {DECISION} STRING, {APPLIED_TO} ARRAY<BIGINT>"
+        return ", ".join([*columns, f"{places}{RECEIVED_AT} TIMESTAMP, {IS_EVENT} BOOLEAN{notes}"])
+
+    def _type(self, name: str) -> DataType:
+        column = self.stream.column(name)
+        return column.type if column is not None else _CLOCK_TYPES[name]
 
     def _pieces(self) -> Iterator[_Piece]:
         for partition, end in self.ends.items():
-            begin = self.starts.get(partition, 0)
-            for start in range(begin, end, PIECE_EVENTS):
-                stop = min(end, start + PIECE_EVENTS)
-                yield _Piece(partition, start, stop, is_first=start == begin)
+            for start in range(self.starts.get(partition, 0), end, PIECE_EVENTS):
+                yield _Piece(partition, start, min(end, start + PIECE_EVENTS))
 
     def read(self, piece: _Piece) -> Iterator[pa.RecordBatch]:
         """Runs in Spark's workers."""
         from headrace.log.embedded import open_reader
 
-        clock = self.stream.event_time or RECEIVED_AT
-        stored = list(dict.fromkeys([*self.columns, clock, RECEIVED_AT]))
+        clock = clock_column(self.stream)
+        own = [n for n in self.columns if n not in _CLOCK_TYPES or self.stream.clocks is not None]
+        stored = list(dict.fromkeys([*own, clock, RECEIVED_AT]))
         reader = open_reader(self.log_directory, [self.stream])
-        is_first = piece.is_first
         for found in reader.read_history(
             self.stream.name, piece.partition, piece.start, piece.end, stored
         ):
-            if is_first and found.maximum_before != NO_EVENT_TIME:
-                yield self._step(piece.partition, found)
-            is_first = False
+            steps = [(0, found.maximum_before), *found.maxima]
+            known = [(row, maximum) for row, maximum in steps if maximum != NO_EVENT_TIME]
+            if known:
+                yield self._steps(piece.partition, found.base_offset, known)
             whole = self._rows(piece.partition, found, clock)
             for start in range(0, whole.num_rows, BATCH_ROWS):
                 yield whole.slice(start, BATCH_ROWS)
@@ -109,30 +145,49 @@ class LogTable:
         rows = found.batch.num_rows
         offsets = np.arange(found.base_offset, found.base_offset + rows)
         taken = ~np.isin(offsets, self.left_out.get(partition, ()))
-        is_event = pa.array(taken)
-        all_taken = bool(taken.all())
-        arrays = [
-            found.batch.column(column.name)
-            if all_taken
-            else _blanked(found.batch.column(column.name), taken)
-            for column in self.stream.columns
-            if column.name in self.columns
-        ]
+        values = [self._values(found.batch, name) for name in self.columns]
+        if not taken.all():
+            values = [_blanked(array, taken) for array in values]
         places = [pa.array(np.full(rows, partition, dtype=np.int32)), pa.array(offsets)]
         times = [found.batch.column(clock), found.batch.column(RECEIVED_AT)]
-        return self._batch([*arrays, *places, *times, is_event])
+        return self._batch(
+            [*values, *places, *times, pa.array(taken), *self._notes(partition, offsets)]
+        )
 
-    def _step(self, partition: int, found: LogBatch) -> pa.RecordBatch:
-        """How far the partition had come before the first event that is read."""
-        time = pa.array([found.maximum_before], pa.timestamp("us", "UTC"))
-        nothing = [pa.nulls(1, c.type.arrow) for c in self.stream.columns if c.name in self.columns]
-        place = [pa.array([partition], pa.int32()), pa.array([found.base_offset - 1], pa.int64())]
-        return self._batch([*nothing, *place, time, time, pa.array([False])])
+    def _notes(self, partition: int, offsets: np.ndarray) -> list[pa.Array]:
+        notes = self.notes.get(partition, {})
+        if not any(offset in notes for offset in (offsets if notes else ())):
+            return [pa.nulls(len(offsets), pa.string()), pa.nulls(len(offsets), _STARTS)]
+        found = [notes.get(int(offset), Note()) for offset in offsets]
+        decisions = pa.array([note.decision for note in found], pa.string())
+        return [decisions, pa.array([note.applied_to for note in found], _STARTS)]
+
+    def _values(self, batch: pa.RecordBatch, name: str) -> pa.Array:
+        """As the log has them; without a sent time the quality follows from the stream alone."""
+        if name not in _CLOCK_TYPES:
+            return batch.column(name)
+        if self.stream.clocks is not None:
+            stored = batch.column(name)
+            return stored if name == SKEW else pa.array(QUALITIES, pa.string()).take(stored)
+        if name == SKEW:
+            return pa.nulls(batch.num_rows, pa.int64())
+        quality = "received" if self.stream.event_time is None else "exact"
+        return pa.array([quality] * batch.num_rows, pa.string())
+
+    def _steps(
+        self, partition: int, base_offset: int, steps: Sequence[tuple[int, int]]
+    ) -> pa.RecordBatch:
+        count = len(steps)
+        times = pa.array([maximum for _, maximum in steps], pa.timestamp("us", "UTC"))
+        nothing = [pa.nulls(count, self._type(name).arrow) for name in self.columns]
+        offsets = pa.array([base_offset + row for row, _ in steps], pa.int64())
+        place = [pa.array([partition] * count, pa.int32()), offsets, times, times]
+        unknown = [pa.nulls(count, pa.string()), pa.nulls(count, _STARTS)]
+        return self._batch([*nothing, *place, pa.array([False] * count), *unknown])
 
     def _batch(self, arrays: Sequence[pa.Array]) -> pa.RecordBatch:
-        columns = [c.name for c in self.stream.columns if c.name in self.columns]
-        names = [*columns, PARTITION, OFFSET, EVENT_TIME, RECEIVED_AT, IS_EVENT]
-        return pa.RecordBatch.from_arrays(list(arrays), names=names)
+        places = [PARTITION, OFFSET, EVENT_TIME, RECEIVED_AT, IS_EVENT, DECISION, APPLIED_TO]
+        return pa.RecordBatch.from_arrays(list(arrays), names=[*self.columns, *places])
 
 
 def _blanked(values: pa.Array, taken: np.ndarray) -> pa.Array:

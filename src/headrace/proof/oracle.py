@@ -13,27 +13,37 @@ from sqlglot import expressions as exp
 
 from headrace.compile.dialect import canonical, parse_tokens, tokenize
 from headrace.compile.faults import SourceText
+from headrace.log.contract import QUALITY, SKEW
 from headrace.model.definitions import LatePolicy, Stream
-from headrace.model.plan import ViewPlan, Window
-from headrace.proof.events import WATERMARK
+from headrace.model.errors import ProofError
+from headrace.model.plan import CalendarWindow, ViewPlan, Window
+from headrace.proof.events import APPLIED_TO, DECISION, WATERMARK
 
 __all__ = ["REVISION", "WINDOW_END", "Oracle", "oracle"]
 
 REVISION = "revision"
 WINDOW_END = "window_end"
-_WINDOWS = ("window",)
 
 
 @dataclass(frozen=True)
 class Oracle:
     """`sql` gives the outputs as e0, e1, …, the keys as k0, k1, … (the window's start the last of
     them), and with a window REVISION and WINDOW_END. `columns` are the stream's columns that it
-    needs."""
+    needs.
+
+    The rest asks the same of single events: what to read them `events` from, which are in the view
+    (`where`), their `key_texts`, whether an event's window had been `passed` before it, and whether
+    it is `taken` in."""
 
     sql: str
     outputs: int
     keys: int
     columns: tuple[str, ...]
+    events: str
+    where: str
+    key_texts: tuple[str, ...]
+    passed: str = "false"
+    taken: str = "true"
 
 
 def oracle(plan: ViewPlan, stream: Stream) -> Oracle:
@@ -42,44 +52,76 @@ def oracle(plan: ViewPlan, stream: Stream) -> Oracle:
     assert isinstance(query, exp.Select)
     chosen = [f"{canonical(item.this)} AS e{i}" for i, item in enumerate(query.expressions)]
     chosen += [f"{key.sql} AS k{i}" for i, key in enumerate(plan.keys)]
-    group = [canonical(item) for item in query.args["group"].expressions] if _has(query) else []
+    group = query.args.get("group")
+    groups = [canonical(item) for item in group.expressions] if group else []
     where = [f"({canonical(query.args['where'].this)})"] if query.args.get("where") else []
-    events, keys = stream.name, len(plan.keys)
+    events = canonical(query.args["from_"].this)
+    keys, passed, taken = [key.sql for key in plan.keys], "false", None
+    within = list(where)
     if plan.window is not None:
-        window = next(text for text in group if text.startswith(tuple(f"{w}(" for w in _WINDOWS)))
-        group = ["window" if text == window else text for text in group]
-        events = f"(SELECT *, {window} AS window FROM `{stream.name}`) AS `{stream.name}`"
+        window = _window(plan)
+        if isinstance(plan.window, Window):
+            call = next(text for text in groups if text.startswith("window("))
+            groups = [window if text == call else text for text in groups]
+            events = f"(SELECT *, {call} AS window FROM {events}) AS {events}"
+        passed, taken = _passed(window), _taken(window, stream)
         chosen += [
-            f"window.start AS k{keys}",
-            f"window.`end` AS {WINDOW_END}",
-            f"count_if({_passed()}) AS {REVISION}",
+            f"{window}.start AS k{len(keys)}",
+            f"{window}.`end` AS {WINDOW_END}",
+            f"count_if({passed}) AS {REVISION}",
         ]
-        where += [taken] if (taken := _taken(plan, stream)) else []
-        keys += 1
+        keys.append(f"{window}.start")
+        where += [taken] if taken else []
     parts = [f"SELECT {', '.join(chosen)} FROM {events}"]
     parts += [f"WHERE {' AND '.join(where)}"] if where else []
-    parts += [f"GROUP BY {', '.join(group)}"] if group else []
+    parts += [f"GROUP BY {', '.join(groups)}"] if groups else []
     if query.args.get("having"):
         parts.append(f"HAVING {canonical(query.args['having'].this)}")
     mentioned = {node.name.lower() for node in query.find_all(exp.Identifier)}
-    columns = tuple(c.name for c in stream.columns if c.name.lower() in mentioned)
-    return Oracle(" ".join(parts), len(query.expressions), keys, columns)
+    columns = [c.name for c in stream.columns if c.name.lower() in mentioned]
+    clocks = [name for name in (SKEW, QUALITY) if name in mentioned]
+    return Oracle(
+        sql=" ".join(parts),
+        outputs=len(query.expressions),
+        keys=len(keys),
+        columns=(*columns, *clocks),
+        events=events,
+        where=" AND ".join(within) or "true",
+        key_texts=tuple(keys),
+        passed=passed,
+        taken=taken or "true",
+    )
 
 
-def _has(query: exp.Select) -> bool:
-    return query.args.get("group") is not None
+def _window(plan: ViewPlan) -> str:
+    """The column with the event's window, as a struct."""
+    if isinstance(plan.window, Window):
+        return "window"
+    if isinstance(plan.window, CalendarWindow):
+        return "_window"
+    raise ProofError(
+        f"view {plan.view} cannot be proven: its windows depend on more than one event",
+        hint=f"headrace rebuild {plan.view} computes it anew",
+    )
 
 
-def _passed(lowered_by: int = 0) -> str:
+def _passed(window: str, lowered_by: int = 0) -> str:
     """Whether the event's window had been passed before it, by more than so much."""
     watermark = f"{WATERMARK} - {lowered_by}L" if lowered_by else WATERMARK
-    return f"coalesce(unix_micros(window.`end`) <= {watermark}, false)"
+    return f"coalesce(unix_micros({window}.`end`) <= {watermark}, false)"
 
 
-def _taken(plan: ViewPlan, stream: Stream) -> str | None:
+def _taken(window: str, stream: Stream) -> str | None:
     """What an event must meet to be applied to a window; None when every event is."""
-    assert isinstance(plan.window, Window)
+    horizon = stream.late_horizon_microseconds
     if stream.late_policy is LatePolicy.REVISE:
-        horizon = stream.late_horizon_microseconds
-        return None if horizon is None else f"NOT {_passed(horizon)}"
-    return f"NOT {_passed()}"
+        if horizon is None:
+            return None
+        ways = [f"NOT {_passed(window, horizon)}"]
+    else:
+        ways = [f"NOT {_passed(window)}"]
+    if stream.late_policy is LatePolicy.HALT:
+        ways.append(f"coalesce({DECISION} = 'apply', false)")
+    applied = f"array_contains({APPLIED_TO}, unix_micros({window}.start))"
+    ways.append(f"coalesce({applied}, false)")
+    return f"({' OR '.join(ways)})"

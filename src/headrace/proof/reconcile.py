@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,14 +15,15 @@ from headrace.model.errors import ProofError
 from headrace.model.plan import ViewPlan
 from headrace.model.settings import Settings
 from headrace.proof.comparison import Compared, compare
-from headrace.proof.events import LogTable
+from headrace.proof.duplicates import find_duplicates
+from headrace.proof.events import LogTable, Note
 from headrace.proof.oracle import REVISION, WINDOW_END, Oracle, oracle
 from headrace.store.contract import Snapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Subject", "defined_view", "reconcile"]
+__all__ = ["Subject", "declare_events", "defined_view", "reconcile", "subject", "told"]
 
 FINAL = "final"
 
@@ -91,12 +93,19 @@ def check_log(what: Subject) -> None:
 
 def reconcile(spark: SparkSession, what: Subject, limit: int) -> Compared:
     """Raises ProofError when Spark cannot compute it, with what Spark says."""
-    from pyspark.errors import PySparkException
-
     question = oracle(what.plan, what.stream)
     names = what.snapshot.columns
-    try:
+    with told(what):
         return compare(stored_rows(spark, what), proven_rows(spark, what, question), names, limit)
+
+
+@contextmanager
+def told(what: Subject) -> Iterator[None]:
+    """What Spark fails on comes out as ProofError."""
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
     except PySparkException as error:
         check_log(what)  # retention may have come in between
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -112,21 +121,42 @@ def stored_rows(spark: SparkSession, what: Subject) -> DataFrame:
 
 def proven_rows(spark: SparkSession, what: Subject, question: Oracle) -> DataFrame:
     """The rows that the log gives, in the shape of the snapshot's file."""
-    table = LogTable(
-        what.settings.log_directory,
-        what.stream,
-        question.columns,
-        what.starts,
-        what.ends,
-        _by_partition(what.snapshot.dead),
-    )
-    events = table.frame(spark, with_watermark=what.plan.window is not None)
-    events.createOrReplaceTempView(what.stream.name)
+    declare_events(spark, what, question.columns)
     outputs = [f"e{i} AS c{i}" for i in range(question.outputs)]
     for place, name in enumerate(what.snapshot.columns[question.outputs :], question.outputs):
         outputs.append(f"{_beside(name, what.snapshot)} AS c{place}")
     keys = [f"k{i}" for i in range(question.keys)]
     return spark.sql(question.sql).selectExpr(*outputs, *keys)
+
+
+def declare_events(spark: SparkSession, what: Subject, columns: Sequence[str]) -> None:
+    """Give Spark the stream's events under the stream's name, without those the view never took."""
+    left_out = _by_partition(what.snapshot.dead)
+    for partition, offsets in duplicates(spark, what).items():
+        left_out.setdefault(partition, []).extend(offsets)
+    table = LogTable(
+        what.settings.log_directory,
+        what.stream,
+        tuple(columns),
+        what.starts,
+        what.ends,
+        left_out,
+        _notes(what.snapshot),
+    )
+    events = table.frame(spark, with_watermark=what.plan.window is not None)
+    events.createOrReplaceTempView(what.stream.name)
+
+
+def duplicates(spark: SparkSession, what: Subject) -> Mapping[int, Sequence[int]]:
+    """What the stream's rule does not accept, read from as far back as the log goes: an event may
+    repeat one from before the view."""
+    rule = what.stream.deduplication
+    if rule is None:
+        return {}
+    reader = open_reader(what.settings.log_directory, [what.stream])
+    oldest = dict(enumerate(reader.oldest(what.stream.name)))
+    table = LogTable(what.settings.log_directory, what.stream, rule.columns, oldest, what.ends)
+    return find_duplicates(spark, table, rule)
 
 
 def _beside(name: str, snapshot: Snapshot) -> str:
@@ -142,4 +172,15 @@ def _by_partition(places: Sequence[tuple[int, int]]) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
     for partition, offset in places:
         found.setdefault(partition, []).append(offset)
+    return found
+
+
+def _notes(snapshot: Snapshot) -> dict[int, dict[int, Note]]:
+    found: dict[int, dict[int, Note]] = {}
+    for partition, offset, decision in snapshot.decisions:
+        found.setdefault(partition, {})[offset] = Note(decision)
+    for partition, offset, start, _ in snapshot.applied:
+        notes = found.setdefault(partition, {})
+        known = notes.get(offset, Note())
+        notes[offset] = replace(known, applied_to=(*known.applied_to, start))
     return found

@@ -219,8 +219,10 @@ class Page:
 @dataclass(frozen=True)
 class Snapshot:
     """`start_offsets` are where the view began, `next_offsets` how far it had come. `dead` are the
-    (partition, offset) of its dead letters. `ticks` are the ticks that moved it and the offsets
-    each reached, where asked for: the oldest may no longer be kept."""
+    (partition, offset) of its dead letters, `decisions` (partition, offset, decision) of its
+    stream's late events, `applied` (partition, offset, window start in microseconds, tick) of
+    those that were set aside and applied to a window after all. `ticks` are the ticks that moved
+    it and the offsets each reached, where asked for; those before `ticks_from` are not kept."""
 
     view: str
     stream: str
@@ -234,6 +236,9 @@ class Snapshot:
     next_offsets: dict[int, int]
     watermark_microseconds: int | None
     dead: tuple[tuple[int, int], ...]
+    decisions: tuple[tuple[int, int, str], ...] = ()
+    applied: tuple[tuple[int, int, int, int], ...] = ()
+    ticks_from: int = 0
     ticks: tuple[tuple[int, dict[int, int]], ...] = ()
 
 

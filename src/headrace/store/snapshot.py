@@ -56,6 +56,9 @@ def write_snapshot(
         next_offsets={**starts, **(progress[0] if progress else {})},
         watermark_microseconds=progress[1] if progress else None,
         dead=tuple((partition, offset) for partition, offset in dead),
+        decisions=_decisions(connection, stored.entry.stream),
+        applied=_applied(connection, stored),
+        ticks_from=max(stored.created_tick + 1, _lowest_tick(connection)),
         ticks=_ticks(connection, number) if with_ticks else (),
     )
 
@@ -72,6 +75,39 @@ def _progress(
     ).fetchall()
     come = (decode_offsets(newest[0][0]), newest[0][1]) if newest else None
     return decode_offsets(starts), come
+
+
+def _decisions(
+    connection: duckdb.DuckDBPyConnection, stream: str
+) -> tuple[tuple[int, int, str], ...]:
+    found = connection.execute(
+        "SELECT partition, position, decision FROM _headrace.decisions WHERE stream = ?", [stream]
+    ).fetchall()
+    return tuple((partition, offset, decision) for partition, offset, decision in found)
+
+
+def _applied(
+    connection: duckdb.DuckDBPyConnection, stored: StoredView
+) -> tuple[tuple[int, int, int, int], ...]:
+    """The stream's table of late events is there once it has had a policy that sets some aside."""
+    number = connection.execute(
+        "SELECT number FROM _headrace.late_streams WHERE stream = ?", [stored.entry.stream]
+    ).fetchall()
+    if not number:
+        return ()
+    found = connection.execute(
+        "SELECT _partition, _offset, epoch_us(window_start), _applied_in_tick"
+        f" FROM _headrace.sided_{number[0][0]} WHERE view = ? AND _applied_in_tick IS NOT NULL",
+        [stored.entry.view],
+    ).fetchall()
+    return tuple((partition, offset, start, tick) for partition, offset, start, tick in found)
+
+
+def _lowest_tick(connection: duckdb.DuckDBPyConnection) -> int:
+    found = connection.execute(
+        "SELECT value FROM _headrace.numbers WHERE name = 'lowest_change_tick'"
+    ).fetchall()
+    return int(found[0][0]) if found else 0
 
 
 def _ticks(

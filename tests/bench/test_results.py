@@ -28,6 +28,7 @@ ASKED = (
     "drain",
     "drain_ratio",
     "drain_ratio_tuned",
+    "reconcile_5m",
     "idle_core",
     "startup",
     "memory",

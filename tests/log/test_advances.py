@@ -141,6 +141,31 @@ def test_an_advance_behind_what_a_reader_has_seen_is_not_lost(backend: Any, shop
     assert (piece.maximum_before, piece.maxima) == (10, ((1, 500),))
 
 
+def test_advances_alone_do_not_fill_the_disk(embedded: Any, shop: Any) -> None:
+    """Also with a size limit the stream takes events again, and an open reader sees them."""
+    stream = shop.stream(partitions=1, retention=Retention(bytes_max=100_000))
+    writer, reader = embedded.writer([stream]), embedded.reader([stream])
+    write_hold(embedded.directory, {"transactions": (0,)})
+    for number in range(1, 1_001):
+        writer.append(Group(advances=(advance(0, number),)))
+        if number % 50 == 0:
+            writer.retain(0)
+    files = list((embedded.directory / "streams").rglob("*.segment"))
+    assert sum(file.stat().st_size for file in files) < 20_000
+    assert shop.ids(reader, "transactions", 0) == []
+    writer.append(timed(shop, stream, 0, [5, 6]))
+    for number in range(2_000, 2_100):
+        writer.append(Group(advances=(advance(0, number),)))
+    writer.retain(0)
+    for _ in range(2):
+        assert shop.ids(reader, "transactions", 0) == [0, 1]
+        assert reader.maximum("transactions", 0, 0) == 1_000
+        assert reader.maxima("transactions") == (2_099,)
+        assert verify(embedded.directory).findings == ()
+        writer.close()
+        writer = embedded.writer([stream])
+
+
 STEP = st.one_of(
     st.lists(st.integers(0, 1_000), min_size=1, max_size=30),
     st.lists(st.integers(0, 1_000), min_size=1, max_size=4),

@@ -18,6 +18,7 @@ from headrace.model.errors import LogError, LogFullError
 __all__ = ["Keeper"]
 
 _SEGMENT_BYTES_MIN = 64 * 1024
+ADVANCES_SHARE = 16  # a segment without events gets as large as this part of a segment's limit
 _REFUSE_SECONDS = 0.1  # how long a refusal stands before the hold is looked at again
 Hold = Mapping[str, tuple[int, ...]]
 
@@ -74,6 +75,7 @@ class Keeper:
         with self.lock:
             hold = self._read_hold()
             for name, stream in self._streams.items():
+                self._forget_advances(name)
                 limit, age = stream.retention.bytes_max, stream.retention.age_microseconds
                 total = 0
                 if age is not None:
@@ -146,6 +148,19 @@ class Keeper:
                 break
             freed += self._free_first(name, min(candidates)[1])
         return freed
+
+    def _forget_advances(self, name: str) -> None:
+        """Where only advances come, for days, they do not fill the disk or the stream's limit."""
+        for files in self._partitions[name]:
+            with self._append_lock:
+                if files.advances_bytes * ADVANCES_SHARE > files.segment_bytes_max:
+                    try:
+                        files.forget_advances()
+                    except OSError as error:
+                        raise LogError(
+                            f"old advances of {name} cannot be removed: {error}",
+                            hint="check the disk",
+                        ) from error
 
     def _free_first(self, name: str, partition: int) -> int:
         """Remove the oldest segment of a partition.

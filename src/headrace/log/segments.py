@@ -214,6 +214,28 @@ class PartitionFiles:
             self.rollback(mark)
             raise
 
+    @property
+    def advances_bytes(self) -> int:
+        """The size of an active segment that has frames, but no event; else 0."""
+        last = self.segments[-1] if self.segments else None
+        if last is None or not self._index_position or last.end > last.base_offset:
+            return 0
+        return last.size
+
+    def forget_advances(self) -> None:
+        """Begin such a segment anew: its head says what the advances raised. Readers have none of
+        its frames yet, since those of an end come with the event behind them."""
+        head = make_head(self.end, self.maximum, self.received, self.slot, self.schema)
+        replace_file(segment_file(self.directory, self.end), [head])
+        self._position, self._index_position = len(head), 0
+        self.segments[-1] = Segment(self.end, self.end, len(head), -(2**63))
+        try:
+            self._open(self.end)
+            os.ftruncate(self._index_descriptor, 0)
+        except OSError:
+            self._close_descriptors()  # the next append fails, and its rollback opens them
+            raise
+
     def _start_segment(self) -> None:
         head = make_head(self.end, self.maximum, self.received, self.slot, self.schema)
         self.directory.mkdir(parents=True, exist_ok=True)

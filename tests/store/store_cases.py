@@ -92,21 +92,22 @@ def windowed_sales(name: str = "sales", window: Window = TUMBLING, **changes: An
         ("user", "STRING", '"user"'),
         ("income", "DECIMAL(28,2)", '"total"'),
         ("payments", "BIGINT", '"n"'),
-        ("revision", "BIGINT", '"revision"'),
     )
     return sales(name, **{"window": window, "finals": finals, **changes})
 
 
 def partial_table(view: BoundView, rows: Sequence[Sequence[Any]]) -> pa.Table:
+    """Rows may have `_beyond` behind `_late`, or not."""
     pane = [("_pane", pa.int64()), ("_late", pa.int32())] if view.plan.window else []
-    schema = pa.schema(
-        [
-            *((column.name, column.type.arrow) for column in view.keys),
-            *pane,
-            ("_rows", pa.int64()),
-            *((column.name, column.type.arrow) for column in view.partials),
-        ]
-    )
+    fields = [
+        *((column.name, column.type.arrow) for column in view.keys),
+        *pane,
+        ("_rows", pa.int64()),
+        *((column.name, column.type.arrow) for column in view.partials),
+    ]
+    if rows and len(rows[0]) > len(fields):
+        fields.insert(fields.index(pane[-1]) + 1, ("_beyond", pa.int32()))
+    schema = pa.schema(fields)
     columns = zip(*rows, strict=True) if rows else [[] for _ in schema]
     arrays = [pa.array(list(c), f.type) for c, f in zip(columns, schema, strict=True)]
     return _applied_wholly(view, pa.Table.from_arrays(arrays, schema=schema))
@@ -121,7 +122,10 @@ def _applied_wholly(view: BoundView, table: pa.Table) -> pa.Table:
 
 
 def value_table(view: BoundView, name: str, rows: Sequence[Sequence[Any]]) -> pa.Table:
+    """Rows may have `_beyond` behind `_pane`, or not."""
     pane = [("_pane", pa.int64())] if view.plan.window else []
+    if pane and rows and len(rows[0]) > len(view.keys) + 2:
+        pane.append(("_beyond", pa.int32()))
     value = next(d.type.arrow for d in view.distincts if d.name == name)
     schema = pa.schema(
         [*((column.name, column.type.arrow) for column in view.keys), *pane, ("value", value)]

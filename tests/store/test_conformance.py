@@ -210,7 +210,52 @@ def test_distinct_values_count_once_per_key_and_window(store: Store) -> None:
         cards = [(user, 0, v) for user in (None, "ann") for v in values if user or v != 3]
         write = view_write(view, rows, values={"cards": cards})
         store.commit(tick_write(store, generation, write))
-    assert sorted(rows_of(store, "SELECT * FROM sales"), key=str) == [("ann", 3), (None, 2)]
+    shown = rows_of(store, "SELECT user, cards FROM sales")
+    assert sorted(shown, key=str) == [("ann", 3), (None, 2)]
+
+
+def test_a_view_that_emits_on_close_shows_a_window_once_it_is_final(store: Store) -> None:
+    view = windowed_sales()
+    view = replace(view, plan=replace(view.plan, emits_on_close=True))
+    store.create_view(view, {})
+    generation = store.claim()
+
+    def tick(rows: list[tuple[object, ...]] | None, watermark: int) -> list[list[tuple[int, int]]]:
+        write = view_write(view, rows, watermark=watermark)
+        changes = store.commit(tick_write(store, generation, write))
+        assert all(row["final"] for c in changes for row in c.after.to_pylist())
+        return [
+            [(row["payments"], row["revision"]) for row in rows.to_pylist()]
+            for change in changes
+            for rows in (change.before, change.after)
+        ]
+
+    def event(pane: int, late: int = 0) -> tuple[object, ...]:
+        return ("ann", pane * SECOND, late, 1, ONE, 1, ONE)
+
+    assert tick([event(0), event(3)], 1 * SECOND) == []
+    assert rows_of(store, "SELECT payments FROM sales") == []
+    assert tick(None, 3 * SECOND) == [[], [(1, 0)]]
+    assert rows_of(store, "SELECT payments, final FROM sales") == [(1, True)]
+    assert tick([event(0, late=1), event(3)], 6 * SECOND) == [[(1, 0)], [(2, 1), (2, 0)]]
+    assert tick(None, 9 * SECOND) == []
+    assert sorted(rows_of(store, "SELECT payments, revision FROM sales")) == [(2, 0), (2, 1)]
+
+
+def test_final_follows_the_watermark_without_a_change_of_rows(store: Store) -> None:
+    view = windowed_sales()
+    store.create_view(view, {})
+    generation = store.claim()
+    row = ("ann", 0, 0, 1, ONE, 1, ONE)
+    store.commit(tick_write(store, generation, view_write(view, [row], watermark=2 * SECOND)))
+    assert rows_of(store, "SELECT final FROM sales") == [(False,)]
+    store.commit(tick_write(store, generation, view_write(view, None, watermark=3 * SECOND)))
+    assert rows_of(store, "SELECT final FROM sales") == [(True,)]
+    late = ("ann", 0, 1, 1, ONE, 1, ONE)
+    (change,) = store.commit(tick_write(store, generation, view_write(view, [late])))
+    before, after = change.before.to_pylist()[0], change.after.to_pylist()[0]
+    assert (before["revision"], before["final"]) == (0, True)
+    assert (after["revision"], after["final"]) == (1, True)
 
 
 def test_progress_survives_reopening(open_backend: Opener) -> None:

@@ -37,6 +37,7 @@ class Event:
     amount: int | None
     card: str | None
     late: int
+    beyond: int
 
 
 EVENTS = st.builds(
@@ -46,18 +47,16 @@ EVENTS = st.builds(
     amount=st.none() | st.integers(-9, 9),
     card=st.sampled_from(["x", "y", "z", None]),
     late=st.integers(0, 3),
+    beyond=st.integers(0, 3),
 )
 TICKS = st.lists(st.lists(EVENTS, max_size=8), min_size=1, max_size=8)
 
 
 def view_of(window: Window | None, *, is_global: bool, having: str | None) -> BoundView:
     keys = {} if is_global else {"key": "STRING"}
-    bounds = ("window_start", "window_end", "revision") if window else ()
+    bounds = ("window_start", "window_end") if window else ()
     columns = [(name, "STRING", f'"{name}"') for name in keys]
-    columns += [
-        (name, "BIGINT", f'epoch_us("{name}")' if name != "revision" else '"revision"')
-        for name in bounds
-    ]
+    columns += [(name, "BIGINT", f'epoch_us("{name}")') for name in bounds]
     columns += [(name, "BIGINT", f'"{name}"') for name in ("_rows", "n", "least", "cards")]
     columns.append(("total", "DECIMAL(20,2)", '"total"'))
     return bound_view(
@@ -111,15 +110,17 @@ def expected(view: BoundView, events: Sequence[Event]) -> Counter[Any]:
             groups[key].append(event)
             continue
         for place, start in enumerate(starts_of(window, event)):
+            if place < min(event.beyond, event.late):
+                continue
             group = (*key, start, start + window.size_microseconds)
             groups[group].append(event)
             revisions[group] += place < event.late
     rows: Counter[Any] = Counter()
     for group, members in groups.items():
-        revision = (revisions[group],) if window else ()
-        row = (*group, *revision, *summary(members))
-        if view.having is None or row[-4] > 1:
-            rows[row] += 1
+        shown = (revisions[group], False) if window else ()
+        values = summary(members)
+        if view.having is None or values[1] > 1:
+            rows[(*group, *values, *shown)] += 1
     return rows
 
 
@@ -131,9 +132,12 @@ def partials_of(view: BoundView, events: Sequence[Event]) -> ViewWrite:
     for event in events:
         key = () if view.plan.is_global else (event.key,)
         pane = (pane_of(window, event),) if window else ()
-        late = (min(event.late, len(starts_of(window, event))),) if window else ()
+        late: tuple[int, ...] = ()
+        if window:
+            passed = min(event.late, len(starts_of(window, event)))
+            late = (passed, min(event.beyond, passed))
         groups[(*key, *pane, *late)].append(event)
-        values.append((*key, *pane, event.card))
+        values.append((*key, *pane, *late[1:], event.card))
     rows = [
         (*group, len(events), total, n, least)
         for group, events in groups.items()

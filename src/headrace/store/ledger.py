@@ -13,7 +13,7 @@ from dataclasses import astuple, dataclass, field, fields
 import duckdb
 import pyarrow as pa
 
-from headrace.model.plan import BoundView
+from headrace.model.plan import BoundColumn, BoundView
 from headrace.model.types import parse_type
 from headrace.store.behind import TICKS_MAX
 from headrace.store.connection import Slot, arrow_table
@@ -267,9 +267,15 @@ class Ledger:
     # Catalog
 
     def add_view(
-        self, number: int, view: BoundView, hidden: tuple[str, ...], tick: int, starts: str
+        self,
+        number: int,
+        view: BoundView,
+        public: Sequence[BoundColumn],
+        hidden: tuple[str, ...],
+        tick: int,
+        starts: str,
     ) -> None:
-        columns = json.dumps([[column.name, column.type.name] for column, _ in view.finals])
+        columns = json.dumps([[column.name, column.type.name] for column in public])
         self._connection.execute(
             "INSERT INTO _headrace.views VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'catching_up', '', ?, ?)",
             [

@@ -28,6 +28,8 @@ from headrace.model.plan import PANE, Window
 from headrace.store.behind import ROWS_MAX, TICKS_MAX, Behind, encode_state
 from headrace.store.connection import Slot, arrow_table, conformed
 from headrace.store.contract import ViewWrite
+from headrace.store.finality import Passing
+from headrace.store.published import published_rows
 from headrace.store.schema import WINDOW_START, ViewSchema
 
 __all__ = ["Merged", "Recent", "ViewMerge"]
@@ -146,9 +148,10 @@ class ViewMerge:
         self._left = self._behind
         self._fill_old()
         self._merge_values(write)
-        return arrow_table(self._computing, f"EXECUTE _merge_{self.schema.number}")
+        result = arrow_table(self._computing, f"EXECUTE _merge_{self.schema.number}")
+        return result if result.num_rows else None  # none: all were set aside
 
-    def write(self, result: pa.Table, tick: int) -> Merged:
+    def write(self, result: pa.Table, tick: int, passing: Passing) -> Merged:
         """Within the open transaction."""
         schema = self.schema
         replaced = result.column(schema.id).combine_chunks().drop_null()
@@ -166,7 +169,7 @@ class ViewMerge:
         else:
             self._put(behind)
             behind = Behind()
-        before, after = self._changes(result)
+        before, after = self._changes(result, passing)
         old = conformed(rows, schema.old_schema)
         return Merged(before, after, old, replaced, first + kept.num_rows, behind, state)
 
@@ -182,6 +185,7 @@ class ViewMerge:
             and (tick + self.schema.number) % TICKS_MAX != 0
             and time.monotonic() - self.read_at > READ_SECONDS
             and self._recent is not None
+            and not self.schema.emits_on_close
         )
 
     def write_behind(self) -> None:
@@ -278,18 +282,28 @@ class ViewMerge:
                 wanted += f" AND {schema.id} IN (SELECT {schema.id} FROM {self._gone_name})"
         self._connection.execute(wanted)
 
-    def _changes(self, result: pa.Table) -> tuple[pa.Table, pa.Table]:
+    def _changes(self, result: pa.Table, passing: Passing) -> tuple[pa.Table, pa.Table]:
+        before, after = published_rows(self.schema, result, passing)
+        if self.schema.emits_on_close:
+            after = pa.concat_tables([after, self._closed(passing)])
+        return before, after
+
+    def close_windows(self, passing: Passing) -> Merged | None:
+        """What a tick without events for the view publishes of a view that emits on close."""
+        if not self.schema.emits_on_close or not passing.has_moved:
+            return None
+        public, none = self.schema.public_schema.empty_table(), pa.array([], pa.int64())
+        rows = self.schema.old_schema.empty_table()
+        after = self._closed(passing)
+        return Merged(public, after, rows, none, self._next_id_known(), Behind(), None)
+
+    def _closed(self, passing: Passing) -> pa.Table:
+        """The rows whose windows the tick's watermark passed."""
         schema = self.schema
-        first = len(schema.written_schema)
-        count = len(schema.public_schema)
-        changed = _filtered(result, result.column(schema.changed))
-        after = changed.columns[first : first + count]
-        before = changed.columns[first + count + 1 : first + 1 + 2 * count]
-        public = schema.public_schema
-        return (
-            _filtered(pa.Table.from_arrays(before, schema=public), changed.column(schema.passed)),
-            _filtered(pa.Table.from_arrays(after, schema=public), changed.column(schema.passes)),
-        )
+        if passing.after is None or not passing.has_moved:
+            return schema.public_schema.empty_table()
+        sql = schema.closed_sql(passing)
+        return conformed(arrow_table(self._connection, sql), schema.public_schema)
 
     # Recent rows
 
@@ -383,11 +397,6 @@ class ViewMerge:
         behind has been written from the progress rows."""
         self._recent, self._recent_is_known, self._next_id = None, False, -1
         self.accept_written()
-
-
-def _filtered(rows: pa.Table, mask: pa.ChunkedArray) -> pa.Table:
-    """Mostly every row stays, and then nothing is copied."""
-    return rows if pc.all(mask, min_count=0).as_py() else rows.filter(mask)
 
 
 def _starts(rows: pa.Table) -> pa.ChunkedArray:

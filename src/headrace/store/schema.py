@@ -32,6 +32,7 @@ from headrace.model.plan import (
 )
 from headrace.model.types import DataType
 from headrace.store.connection import quoted, store_type
+from headrace.store.finality import FINAL, Passing, final_sql
 
 __all__ = ["ViewSchema"]
 
@@ -65,7 +66,10 @@ class ViewSchema:
         self.state = (*self.group, *end, *revision, *rows, *view.partials, *counts)
         self._summed = (*revision, *rows)
         self._counts = counts
-        names = [column.name for column in self.state] + [column.name for column, _ in view.finals]
+        shown = tuple((column, quoted(column.name)) for column in revision)
+        self.finals = (*view.finals, *shown)
+        self.emits_on_close = view.plan.emits_on_close
+        names = [column.name for column in self.state] + [column.name for column, _ in self.finals]
         self.prefix = "_h"
         while any(name.lower().startswith(self.prefix) for name in names):
             self.prefix += "_"
@@ -74,8 +78,8 @@ class ViewSchema:
         self.passes = f"{self.prefix}passes"
         self.passed = f"{self.prefix}passed"
         self.changed = f"{self.prefix}changed"
-        self.after = tuple(f"{self.prefix}after{i}" for i in range(len(view.finals)))
-        self.before = tuple(f"{self.prefix}before{i}" for i in range(len(view.finals)))
+        self.after = tuple(f"{self.prefix}after{i}" for i in range(len(self.finals)))
+        self.before = tuple(f"{self.prefix}before{i}" for i in range(len(self.finals)))
         self.hidden = tuple(f"{self.prefix}key{i}" for i in range(len(self.group)))
         self.state_table = f"_headrace.state_{number}"
         self.index = f"keys_{number}"
@@ -121,13 +125,18 @@ class ViewSchema:
         """A state row with its finals, as they were when it was written."""
         finals = [
             (name, column.type.arrow)
-            for name, (column, _) in zip(self.after, self.view.finals, strict=True)
+            for name, (column, _) in zip(self.after, self.finals, strict=True)
         ]
         return pa.schema([*self.written_schema, *finals, (self.passes, pa.bool_())])
 
     @cached_property
+    def public(self) -> tuple[BoundColumn, ...]:
+        final = (BoundColumn(FINAL, BOOLEAN),) if self.window is not None else ()
+        return (*(column for column, _ in self.finals), *final)
+
+    @cached_property
     def public_schema(self) -> pa.Schema:
-        return pa.schema([(column.name, column.type.arrow) for column, _ in self.view.finals])
+        return pa.schema([(column.name, column.type.arrow) for column in self.public])
 
     # Tables and views
 
@@ -152,12 +161,27 @@ class ViewSchema:
         return f"CREATE OR REPLACE VIEW {quoted(self.view.name)} AS {self._select_sql()}"
 
     def _select_sql(self, hidden: str = "") -> str:
-        finals = ", ".join(
+        finals = self._finals_sql()
+        conditions = [f"({self.view.having})"] if self.view.having else []
+        if self.window is not None:
+            finals += f", {final_sql(self.number, WINDOW_END)} AS {FINAL}"
+        if self.emits_on_close:
+            conditions.append(final_sql(self.number, WINDOW_END))
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return f"SELECT {finals}{hidden} FROM {self.state_table}{where}"
+
+    def _finals_sql(self) -> str:
+        return ", ".join(
             f"{sql} AS {quoted(column.name)}"
-            for (column, _), sql in zip(self.view.finals, self._final_sql, strict=True)
+            for (column, _), sql in zip(self.finals, self._final_sql, strict=True)
         )
-        having = f" WHERE {self.view.having}" if self.view.having else ""
-        return f"SELECT {finals}{hidden} FROM {self.state_table}{having}"
+
+    def closed_sql(self, passing: Passing) -> str:
+        """The rows shown whose windows end within what was passed."""
+        within = f"{self._passes} AND {passing.sql(WINDOW_END)}"
+        return (
+            f"SELECT {self._finals_sql()}, true AS {FINAL} FROM {self.state_table} WHERE {within}"
+        )
 
     @staticmethod
     def drop_statements(name: str, number: int, distincts: int) -> list[str]:
@@ -179,7 +203,7 @@ class ViewSchema:
 
     @property
     def _final_sql(self) -> list[str]:
-        return [f"CAST(({sql}) AS {store_type(c.type)})" for c, sql in self.view.finals]
+        return [f"CAST(({sql}) AS {store_type(c.type)})" for c, sql in self.finals]
 
     # The merge
 

@@ -16,6 +16,7 @@ from headrace.model.plan import BoundView
 from headrace.store.behind import restore
 from headrace.store.connection import quoted
 from headrace.store.contract import ViewStatus, ViewWrite
+from headrace.store.finality import Passing
 from headrace.store.kinds import make_merge, make_schema
 from headrace.store.ledger import Ledger, Moved, StoredView, encode_offsets
 from headrace.store.merge import Merged, ViewMerge
@@ -107,7 +108,7 @@ class Views:
                 if view.plan.is_global:
                     self._connection.execute(schema.seed_statement())
                 starts = encode_offsets(start_offsets)
-                self._ledger.add_view(number, view, schema.hidden, tick, starts)
+                self._ledger.add_view(number, view, schema.public, schema.hidden, tick, starts)
                 self._ledger.set_number(_hash_name(number), self._probed())
         except duckdb.Error as error:
             raise StoreError(f"view {view.name} cannot be stored: {error}") from error
@@ -185,8 +186,17 @@ class Views:
                 result = self.merges[view].compute(write)
                 if result is not None:
                     computed[view] = result
-            for view, result in computed.items():
-                merged[view] = self.merges[view].write(result, tick)
+            for write in writes:
+                view = write.view
+                passing = self._passing(write)
+                result = computed.get(view)
+                done = (
+                    self.merges[view].close_windows(passing)
+                    if result is None
+                    else self.merges[view].write(result, tick, passing)
+                )
+                if done is not None:
+                    merged[view] = done
             return merged
         except (duckdb.OutOfMemoryException, duckdb.IOException, duckdb.FatalException):
             raise
@@ -195,6 +205,11 @@ class Views:
         finally:
             for merge in self.merges.values():
                 merge.clear()
+
+    def _passing(self, write: ViewWrite) -> Passing:
+        before = self.stored[write.view].entry.watermark_microseconds
+        after = write.watermark_microseconds
+        return Passing(before, before if after is None else after)
 
     def accept(self, tick: int, merged: Mapping[str, Merged], moved: Mapping[str, Moved]) -> None:
         """The tick is durable."""

@@ -50,13 +50,15 @@ def test_events_become_rows_and_late_ones_revise_them(make_rig: Callable[..., An
             "income": Decimal("20.00"),
             "payments": 2,
             "average": Decimal("10.000000"),
+            "revision": 0,
+            "final": False,
         }
     ]
     rig.append("transactions", [event(60)])
     rig.append("transactions", [event(1, amount="5.00")])  # 60 s behind: late
     rig.settle()
-    by_start = {row["window_start"]: row["income"] for row in rig.rows("income")}
-    assert by_start[EPOCH] == Decimal("25.00")
+    row = next(row for row in rig.rows("income") if row["window_start"] == EPOCH)
+    assert (row["income"], row["revision"], row["final"]) == (Decimal("25.00"), 1, True)
     view = view_of(rig, "income")
     assert (view.totals.read, view.totals.applied, view.totals.filtered) == (5, 4, 1)
     assert view.totals.late == 1

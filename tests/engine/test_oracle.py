@@ -170,12 +170,15 @@ def test_every_view_equals_a_batch_query(
         plan = plan_view(rig.project, rig.project.view(f"v{number}"))
         spark.createDataFrame(table).createOrReplaceTempView("transactions")
         expected = spark.sql(plan.sql).toArrow()
-        page = rig.store.read_view(f"v{number}", {}, [], 100_000, None)
-        assert page.table.schema.names == expected.schema.names, sql
-        assert [f.type for f in page.table.schema] == [f.type for f in expected.schema], sql
-        assert _same(page.table.to_pylist(), expected.to_pylist()), (
+        found = rig.store.read_view(f"v{number}", {}, [], 100_000, None).table
+        if "window(" in sql:
+            assert found.schema.names[-2:] == ["revision", "final"]
+            found = found.drop_columns(["revision", "final"])
+        assert found.schema.names == expected.schema.names, sql
+        assert [f.type for f in found.schema] == [f.type for f in expected.schema], sql
+        assert _same(found.to_pylist(), expected.to_pylist()), (
             sql,
-            page.table.to_pylist(),
+            found.to_pylist(),
             expected.to_pylist(),
         )
     rig.stop()

@@ -60,7 +60,7 @@ def session_view(
     keys = {"key": "STRING"} if is_keyed else {}
     columns = [(name, "STRING", f'"{name}"') for name in keys]
     columns += [(n, "BIGINT", f'epoch_us("{n}")') for n in ("window_start", "window_end")]
-    names = ("revision", "_rows", "n", "least", "cards", "total")
+    names = ("_rows", "n", "least", "cards", "total")
     columns += [(name, "BIGINT", f'"{name}"') for name in names]
     return bound_view(
         name,
@@ -142,7 +142,7 @@ def expected(view: BoundView, events: Sequence[Event]) -> Counter[Any]:
             cards = len({event.card for event in session} - {None})
             revision = sum(event.late for event in session)
             if view.having is None or n > 1:
-                rows[(*key, *bounds, revision, len(session), n, least, cards, total)] += 1
+                rows[(*key, *bounds, len(session), n, least, cards, total, revision, False)] += 1
     return rows
 
 
@@ -201,9 +201,9 @@ def test_ticks_equal_one_look_at_all_events(
                 assert Counter(rows_of(store, "SELECT * FROM random")) == wanted
                 assert +feed == wanted
             assert pages(store, 2) == expected(view, done)
-            assert store.metrics()["view_rows"]["random"] == len(
-                expected(session_view(is_keyed=is_keyed), done)
-            )
+            if any(ticks[reopen_at:]) or reopen_at >= len(ticks):  # else it is an estimate
+                stored = expected(session_view(is_keyed=is_keyed), done)
+                assert store.metrics()["view_rows"]["random"] == len(stored)
         finally:
             store.close()
 

@@ -30,9 +30,10 @@ from headrace.store.connection import Slot, arrow_table, conformed
 from headrace.store.contract import ViewWrite
 from headrace.store.finality import Passing
 from headrace.store.published import published_rows
+from headrace.store.recent import Recent, starts
 from headrace.store.schema import WINDOW_START, ViewSchema
 
-__all__ = ["Merged", "Recent", "ViewMerge"]
+__all__ = ["Merged", "ViewMerge"]
 
 RECENT_ROWS_MAX = 4_096
 FILTERED_ROWS_MIN = 256  # fewer old rows are merged faster than filtered
@@ -54,14 +55,6 @@ class Merged:
     next_id: int
     behind: Behind
     state: bytes | None  # what stands in for the table's rows while these are behind
-
-
-@dataclass(frozen=True)
-class Recent:
-    """Every state row whose window starts at `from_microseconds` or later (None: every row)."""
-
-    rows: pa.Table
-    from_microseconds: int | None
 
 
 class ViewMerge:
@@ -242,7 +235,7 @@ class ViewMerge:
                 self._left = Behind()
             self._old.fill(arrow_table(self._connection, self._touched_sql()))
         elif first is not None and recent.rows.num_rows > FILTERED_ROWS_MIN:
-            needed = pc.greater_equal(_starts(recent.rows), first)
+            needed = pc.greater_equal(starts(recent.rows), first)
             self._old.fill(recent.rows.filter(needed))
         else:
             self._old.fill(recent.rows)
@@ -366,7 +359,7 @@ class ViewMerge:
             rows = rows.filter(pc.invert(gone))
         added, bound = merged.rows, recent.from_microseconds
         if bound is not None:
-            added = added.filter(pc.greater_equal(_starts(added), bound))
+            added = added.filter(pc.greater_equal(starts(added), bound))
         rows = pa.concat_tables([rows, added])
         if rows.column(0).num_chunks > CHUNKS_MAX:
             rows = rows.combine_chunks()
@@ -375,10 +368,10 @@ class ViewMerge:
         elif schema.window is None:
             self._recent = None
         else:
-            starts = _starts(rows)
-            order = pc.sort_indices(starts, sort_keys=[("", "descending")])
-            last_dropped = starts[order[RECENT_ROWS_MAX // 2].as_py()].as_py()
-            kept = rows.filter(pc.greater(starts, last_dropped)).combine_chunks()
+            begin = starts(rows)
+            order = pc.sort_indices(begin, sort_keys=[("", "descending")])
+            last_dropped = begin[order[RECENT_ROWS_MAX // 2].as_py()].as_py()
+            kept = rows.filter(pc.greater(begin, last_dropped)).combine_chunks()
             self._recent = Recent(kept, last_dropped + 1)
 
     def keep_up(self) -> None:
@@ -397,7 +390,3 @@ class ViewMerge:
         behind has been written from the progress rows."""
         self._recent, self._recent_is_known, self._next_id = None, False, -1
         self.accept_written()
-
-
-def _starts(rows: pa.Table) -> pa.ChunkedArray:
-    return rows.column(WINDOW_START).cast(pa.int64())

@@ -65,7 +65,7 @@ class ViewSchema:
         self.value_group = self.group
         self.state = (*self.group, *end, *revision, *rows, *view.partials, *counts)
         self._summed = (*revision, *rows)
-        self._counts = counts
+        self.counts = counts
         shown = tuple((column, quoted(column.name)) for column in revision)
         self.finals = (*view.finals, *shown)
         self.emits_on_close = view.plan.emits_on_close
@@ -183,24 +183,6 @@ class ViewSchema:
             f"SELECT {self._finals_sql()}, true AS {FINAL} FROM {self.state_table} WHERE {within}"
         )
 
-    @staticmethod
-    def drop_statements(name: str, number: int, distincts: int) -> list[str]:
-        """Needs no definition, so that a view can be dropped whose definition is gone."""
-        tables = [f"_headrace.values_{number}_{index}" for index in range(distincts)]
-        return [
-            f"DROP VIEW IF EXISTS {quoted(name)}",
-            f"DROP VIEW IF EXISTS _headrace.read_{number}",
-            *(f"DROP TABLE IF EXISTS {table}" for table in tables),
-            f"DROP TABLE IF EXISTS _headrace.state_{number}",
-        ]
-
-    def seed_statement(self) -> str:
-        """The single row of a global view: what the aggregates give over no event."""
-        counting = {p.name for p in self.view.plan.partials if p.function == "count"}
-        zero = {ROWS, *counting, *(column.name for column in self._counts)}
-        values = ", ".join("0" if column.name in zero else "NULL" for column in self.state)
-        return f"INSERT INTO {self.state_table} VALUES ({values}, 0)"
-
     @property
     def _final_sql(self) -> list[str]:
         return [f"CAST(({sql}) AS {store_type(c.type)})" for c, sql in self.finals]
@@ -314,11 +296,11 @@ class ViewSchema:
         """New state rows, the id of the row each replaces, finals after and before, and whether
         the public row differs. Reads slots only, so its plan is made once. Old rows that no
         staged row belongs to fall away: cheaper than a join while they are few (measured)."""
-        summed = [quoted(column.name) for column in (*self._summed, *self._counts)]
+        summed = [quoted(column.name) for column in (*self._summed, *self.counts)]
         ends = [WINDOW_END] if self._end_sql() else []
         carried = [*(quoted(c.name) for c in (*self.group, *self._summed)), *ends]
         partials = [quoted(column.name) for column in self.view.partials]
-        counts = [quoted(column.name) for column in self._counts]
+        counts = [quoted(column.name) for column in self.counts]
         after = [quoted(name) for name in self.after]
         staged = f"{self.prefix}staged"
         empty = [f"NULL AS {name}" for name in (self.id, *after, self.passes)]
@@ -370,8 +352,8 @@ class ViewSchema:
                 columns.append(
                     f"make_timestamptz(epoch_us(m.{WINDOW_START}) + {size}) AS {WINDOW_END}"
                 )
-            elif column in self._counts:
-                index = self._counts.index(column)
+            elif column in self.counts:
+                index = self.counts.index(column)
                 name = quoted(column.name)
                 columns.append(f"m.{name} + coalesce(v{index}.n, 0) AS {name}")
             else:

@@ -165,8 +165,8 @@ class SessionSchema(ViewSchema):
         columns, joins = [], []
         for column in self.state:
             name = quoted(column.name)
-            counted = column in self._counts
-            place = self._counts.index(column) if counted else 0
+            counted = column in self.counts
+            place = self.counts.index(column) if counted else 0
             columns.append(f"coalesce(v{place}.n, 0) AS {name}" if counted else f"m.{name}")
         group = ", ".join(f"m.{quoted(column.name)}" for column in self.group)
         for index, slot in enumerate(values):

@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 from headrace.model.plan import BEYOND, FIRST, LAST, PANE
 from headrace.store.connection import arrow_table
 from headrace.store.contract import ViewWrite
-from headrace.store.merge import Recent, ViewMerge
+from headrace.store.merge import ViewMerge
+from headrace.store.recent import Recent
 from headrace.store.schema import WINDOW_START
 from headrace.store.session_schema import SessionSchema
 

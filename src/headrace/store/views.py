@@ -22,6 +22,7 @@ from headrace.store.ledger import Ledger, Moved, StoredView, encode_offsets
 from headrace.store.merge import Merged, ViewMerge
 from headrace.store.schema import ViewSchema
 from headrace.store.sessions import SessionMerge
+from headrace.store.tables import drop_statements, seed_statement
 
 __all__ = ["Views"]
 
@@ -106,7 +107,7 @@ class Views:
                 for statement in schema.create_statements():
                     self._connection.execute(statement)
                 if view.plan.is_global:
-                    self._connection.execute(schema.seed_statement())
+                    self._connection.execute(seed_statement(schema))
                 starts = encode_offsets(start_offsets)
                 self._ledger.add_view(number, view, schema.public, schema.hidden, tick, starts)
                 self._ledger.set_number(_hash_name(number), self._probed())
@@ -148,7 +149,7 @@ class Views:
         stored = self.find(name)
         name = stored.entry.view
         with self._transaction():
-            for statement in ViewSchema.drop_statements(name, stored.number, stored.distincts):
+            for statement in drop_statements(name, stored.number, stored.distincts):
                 self._connection.execute(statement)
             self._ledger.remove_view(stored.number)
             self._ledger.remove_number(_hash_name(stored.number))

@@ -219,7 +219,7 @@ def test_sessions_that_an_event_joins_become_one_row(store: Store) -> None:
     ends = [(row["window_start"], row["window_end"]) for row in change.before.to_pylist()]
     assert sorted(ends) == [(0, 3 * SECOND), (4 * SECOND, 7 * SECOND)]
     assert [tuple(row.values()) for row in change.after.to_pylist()] == [
-        ("a", 0, 7 * SECOND, 1, 3, 3, 1, 1, 7)
+        ("a", 0, 7 * SECOND, 3, 3, 1, 1, 7, 1, False)
     ]
 
 

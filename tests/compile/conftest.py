@@ -19,7 +19,7 @@ from headrace.compile import bind_view, parse_sql, plan_view
 from headrace.compile.duckdb_combine import store_type
 from headrace.model.definitions import Stream
 from headrace.model.errors import DefinitionError, DefinitionErrors
-from headrace.model.plan import ROWS, BoundView, Partial, ViewPlan, Window
+from headrace.model.plan import FRAME, ROWS, BoundView, Partial, Sliding, ViewPlan, Window
 from headrace.model.types import DataType, type_from_arrow
 
 _FOR_A_HANDFUL_OF_ROWS = {
@@ -94,6 +94,16 @@ class Meaning:
             given_types={f.name: str(type_from_arrow(f.type)) for f in given.schema},
         )
 
+    def oracle(
+        self, select: str, rows: Sequence[Mapping[str, Any]], ddl: str
+    ) -> list[tuple[Any, ...]]:
+        """What the view's plain Spark SQL gives over these events."""
+        project = parse_sql(f"{ddl};\nCREATE MATERIALIZED VIEW v AS {select}", "meaning.sql")
+        stream = project.streams[0]
+        self.spark.createDataFrame(_events(stream, [rows])).createOrReplaceTempView(stream.name)
+        found = self.spark.sql(plan_view(project, project.views[0]).sql).toArrow()
+        return [tuple(row.values()) for row in found.to_pylist()]
+
     def refusal(self, select: str) -> str | None:
         """Why the store could not give this view as Spark does; None if it can."""
         try:
@@ -135,7 +145,11 @@ def _aggregate_sql(partial: Partial) -> str:
 
 def _keys_sql(plan: ViewPlan) -> list[str]:
     keys = [f"{key.sql} AS `{key.name}`" for key in plan.keys]
-    if plan.window is not None:
+    if isinstance(plan.window, Sliding):
+        at = "unix_micros(_event_time)"
+        keys.append(f"timestamp_micros({at}) AS window_start")
+        keys.append(f"timestamp_micros({at} + 1L) AS window_end")
+    elif plan.window is not None:
         assert isinstance(plan.window, Window)
         assert plan.window.size_microseconds == plan.window.slide_microseconds
         size, origin = plan.window.size_microseconds, plan.window.origin_microseconds
@@ -216,9 +230,25 @@ def _store(bound: BoundView, ticks: list[pa.Table], values: list[pa.Table]) -> p
         counted = f"(SELECT count(DISTINCT value) FROM values{index} v WHERE {matches or 'TRUE'})"
         connection.execute(f'ALTER TABLE state ADD COLUMN "{distinct.name}" BIGINT')
         connection.execute(f'UPDATE state SET "{distinct.name}" = {counted}')
+    if isinstance(plan.window, Sliding):
+        source = f"(SELECT *, {_sliding_sql(plan.window)} FROM state)"
     finals = ", ".join(f'{sql} AS "{column.name}"' for column, sql in bound.finals)
     having = f" WHERE {bound.having}" if bound.having else ""
     return connection.sql(f"SELECT {finals} FROM {source}{having}").to_arrow_table()
+
+
+def _sliding_sql(window: Sliding) -> str:
+    """Each column over its own range, as the contract has it."""
+    by = ", ".join(f'"{key}"' for key in window.keys)
+    chosen = []
+    for column in window.columns:
+        back = column.range_microseconds
+        reach = "UNBOUNDED" if back is None else f"INTERVAL {back} MICROSECONDS"
+        frame = f"({f'PARTITION BY {by} ' if by else ''}ORDER BY window_start " + (
+            f"RANGE BETWEEN {reach} PRECEDING AND CURRENT ROW)"
+        )
+        chosen.append(f'{column.combine.replace(FRAME, frame)} AS "{column.name}"')
+    return ", ".join(chosen)
 
 
 def _ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -93,9 +93,9 @@ def _event_groups(events: str, keys: list[str], group: EventGroup) -> str:
     timeout or more after the beginning of the group before.
     """
     timeout = f"{group.timeout_microseconds}L"
-    names = [f"_key{number}" for number in range(len(keys))]
-    by = ", ".join(names) or "1"
-    computed = "".join(f", {key} AS {name}" for key, name in zip(keys, names, strict=True))
+    named = {f"_key{number}": key for number, key in enumerate(keys or ["0"])}
+    by = ", ".join(named)
+    computed = "".join(f", {key} AS {name}" for name, key in named.items())
     in_key = f"OVER (PARTITION BY {by} ORDER BY {_ORDER})"
     place = "named_struct('at', _at, 'p', _partition, 'o', _offset)"
     judged = (

@@ -272,7 +272,7 @@ class ViewDefinition:
         return self._with_window("window", tuple(lengths))
 
     def session(self, gap: str) -> ViewDefinition:
-        """Sessions: events of a key that are less than the gap apart."""
+        """Sessions: events of a key that are at most the gap apart."""
         return self._with_window("session_window", (gap,))
 
     def calendar(self, unit: str, zone: str) -> ViewDefinition:

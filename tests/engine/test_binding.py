@@ -1,0 +1,26 @@
+"""Spark accepts every view the compiler accepts, and names types that a store has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from headrace.compile import parse_sql, plan_view
+from headrace.engine.binding import bind, declare_stream
+
+GOLDEN = sorted((Path(__file__).parents[1] / "compile" / "golden").glob("*.sql"))
+
+
+@pytest.mark.parametrize("file", GOLDEN, ids=lambda file: file.stem)
+def test_every_golden_view_is_bound(spark: SparkSession, file: Path) -> None:
+    project = parse_sql(file.read_text(encoding="utf-8"), file.name)
+    names = [view.name for view in project.views]
+    for stream in project.streams:
+        declare_stream(spark, stream, names)
+    for view in project.views:
+        stream = project.stream(view.source)
+        assert stream is not None
+        bound = bind(spark, stream, plan_view(project, view))
+        assert [column.name for column, _ in bound.finals] == [out.name for out in view.outputs]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from bench.dedupe import dedupe
 from bench.drain import drain
 from bench.end_to_end import end_to_end
 from bench.freshness import freshness
@@ -36,6 +37,7 @@ PARTS: Sequence[tuple[tuple[str, ...], Part]] = (
     (tuple(name for name in FIGURES if name.startswith("freshness")), freshness),
     (("drain", "drain_ratio", "drain_ratio_tuned"), drain),
     (("reconcile_5m",), reconcile),
+    (("dedupe_ratio",), dedupe),
     (("startup", "idle_core"), startup_and_idle),
 )
 

@@ -82,11 +82,15 @@ WATERMARK created_at DELAY OF INTERVAL 5 SECONDS
 LATE REVISE
 PARTITION BY (user_id) INTO 4 PARTITIONS;
 """
+_DEDUPLICATE = "DEDUPLICATE BY (user_id, id) WITHIN INTERVAL 1 HOUR\n"
 
 
-def definitions() -> str:
+def definitions(deduplicates: bool = False) -> str:
     """The stream and the five views, as a user writes them."""
-    return "\n".join([_CREATE_STREAM, *(_create_view(view) for view in VIEWS)])
+    stream = _CREATE_STREAM
+    if deduplicates:
+        stream = stream.replace("PARTITION BY", f"{_DEDUPLICATE}PARTITION BY")
+    return "\n".join([stream, *(_create_view(view) for view in VIEWS)])
 
 
 def _create_view(view: BenchView) -> str:
@@ -106,8 +110,8 @@ def _create_view(view: BenchView) -> str:
     )
 
 
-def write_project(directory: Path, port: int = 0) -> None:
+def write_project(directory: Path, port: int = 0, deduplicates: bool = False) -> None:
     """A folder that `headrace up` can start. Port 0 takes a free one."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "headrace.toml").write_text(f'name = "bench"\n\n[gateway]\nport = {port}\n')
-    (directory / "shop.sql").write_text(definitions())
+    (directory / "shop.sql").write_text(definitions(deduplicates))

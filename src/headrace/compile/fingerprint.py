@@ -32,10 +32,14 @@ def fingerprint(view: ResolvedView, state: State) -> str:
         if root is not None
         for column in root.find_all(exp.Column)
     }
+    duplicates = stream.deduplication
+    if duplicates is not None:
+        mentioned.update(name.lower() for name in duplicates.columns)
     lines = [sql, f"event time {stream.event_time}", *_column_lines(stream, mentioned)]
-    if stream.deduplication is not None:
-        columns = ", ".join(sorted(stream.deduplication.columns))
-        lines.append(f"duplicates {columns} {stream.deduplication.within_microseconds}")
+    if duplicates is not None:
+        columns = ", ".join(sorted(duplicates.columns))
+        within = f"{duplicates.within_microseconds} {stream.delay_microseconds} {stream.clocks}"
+        lines.append(f"duplicates {columns} {within}")
     if view.has_window or view.has_over:
         lines.append(
             f"late {stream.late_policy.value} {stream.late_horizon_microseconds} "

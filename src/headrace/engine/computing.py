@@ -1,5 +1,6 @@
 """From ranges of events to partials: one run of a prepared plan, or more where it must be.
 
+- Duplicates are found first, and left out of every run (duplicates.py).
 - Events that others must judge (LATE is NULL) are judged, and the plan runs again.
 - A stream that halts on late events is cut before the first that nobody has decided.
 - A plan that fails on data runs for each view alone; a view that fails alone leaves the tick and
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from headrace.engine.duplicates import Verdict, find_duplicates
 from headrace.engine.failures import data_failure
 from headrace.engine.late_events import LateFinder
 from headrace.engine.late_windows import TIME
@@ -45,14 +47,16 @@ _MARKS_NAME = "marks.arrow"
 @dataclass(frozen=True)
 class Computed:
     """What a run gave for some views of a group. `dead` names the reason by view, when the range
-    is the one event that fails; `late` are the late events of views that set some aside; `halt`
-    is where the stream must stop after these ranges."""
+    is the one event that fails; `verdict` says which events are duplicates; `late` are the late
+    events of views that set some aside; `halt` is where the stream must stop after these
+    ranges."""
 
     group: ViewGroup
     ranges: tuple[Range, ...]
     views: tuple[LiveView, ...]
     tables: PartialTables
     marks: Marks = field(default_factory=Marks)
+    verdict: Verdict = field(default_factory=Verdict)
     dead: Mapping[str, str] = field(default_factory=dict)
     late: Mapping[str, pa.Table] = field(default_factory=dict)
     halt: Halt | None = None
@@ -84,6 +88,7 @@ class Computer:
         self._plans: dict[tuple[str, ...], PreparedPlan] = {}
         self._finder = LateFinder(spark, settings.log_directory, reader)
         self._marks_written = 0
+        self._judged: tuple[tuple[str, tuple[Range, ...]], Verdict] | None = None
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -116,8 +121,10 @@ class Computer:
         (view,) = group.views
         rows = sum(r.rows for r in ranges)
         if rows == 1:
-            marks = self._known_marks(group.stream, ranges)
-            return [Computed(group, ranges, group.views, {}, marks, dead={view.name: reason})]
+            verdict = self._verdict(group.stream, ranges)
+            marks = self._known_marks(group.stream, ranges, verdict)
+            dead = {view.name: reason}
+            return [Computed(group, ranges, group.views, {}, marks, verdict, dead)]
         kept = view.isolation or Isolation(moved(group.next_offsets, ranges), rows_max=rows)
         kept.rows_max = rows // 2
         view.isolation = kept
@@ -125,7 +132,8 @@ class Computer:
         return []
 
     def _attempt(self, group: ViewGroup, ranges: tuple[Range, ...]) -> Computed:
-        marks = self._known_marks(group.stream, ranges)
+        verdict = self._verdict(group.stream, ranges)
+        marks = self._known_marks(group.stream, ranges, verdict)
         tables = self._run(group, ranges, marks)
         undecided = [view for view in group.views if _has_null(tables, view, BEYOND)]
         if undecided:
@@ -140,10 +148,27 @@ class Computer:
             for view in group.views
             if _records_late(group.stream) and _sets_aside(tables, view)
         }
-        return Computed(group, ranges, group.views, tables, marks, late=late)
+        return Computed(group, ranges, group.views, tables, marks, verdict, late=late)
 
-    def _known_marks(self, stream: Stream, ranges: Sequence[Range]) -> Marks:
-        """What is recorded of these events: the operator's decisions."""
+    def _verdict(self, stream: Stream, ranges: tuple[Range, ...]) -> Verdict:
+        """Views that run alone after a failure are judged once, like the group they left."""
+        if stream.deduplication is None:
+            return Verdict()
+        key = (stream.name, ranges)
+        if self._judged is None or self._judged[0] != key:
+            progress = self._store.streams().get(stream.name)
+            reached = progress.next_offsets if progress is not None else {}
+            directory = self._settings.log_directory
+            found = find_duplicates(directory, self._store, stream, ranges, reached)
+            self._judged = (key, found)
+        return self._judged[1]
+
+    def forget(self) -> None:
+        """The tick is over: what was found rests on where the stream stood."""
+        self._judged = None
+
+    def _known_marks(self, stream: Stream, ranges: Sequence[Range], verdict: Verdict) -> Marks:
+        """What is known of these events: which are duplicates, and the operator's decisions."""
         columns: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         if stream.late_policy is LatePolicy.HALT:
             for r in ranges:
@@ -158,7 +183,7 @@ class Computer:
                         np.array(offsets, dtype=np.int64),
                         np.array(values, dtype=np.int8),
                     )
-        return Marks({}, {DECISION: columns} if columns else {})
+        return Marks(verdict.excluded, {DECISION: columns} if columns else {})
 
     def _run(self, group: ViewGroup, ranges: Sequence[Range], marks: Marks) -> PartialTables:
         rows = sum(r.rows for r in ranges)

@@ -35,6 +35,7 @@ def open_views(
     for stream in project.streams:
         views = [view.name for view in project.views if view.source == stream.name]
         declare_stream(spark, stream, views)
+        store.open_stream(stream)
         if sets_aside(stream):
             store.declare_stream(stream)
     for name in catalog.keys() - {view.name for view in project.views}:

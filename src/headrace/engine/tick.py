@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,7 @@ __all__ = ["TickResult", "Ticker"]
 log = logging.getLogger("headrace.engine")
 
 RECENT_ROWS = 1_000
+OLDEST_TICKS = 1_000  # so often the store is told from where on events can be read
 
 
 @dataclass(frozen=True)
@@ -79,9 +80,6 @@ class Ticker:
         self._watched = watched
         self._tick = store.last_tick()
         self._computer = Computer(spark, reader, store, settings)
-        self._reached = {
-            name: dict(progress.next_offsets) for name, progress in store.streams().items()
-        }
 
     def close(self) -> None:
         self._computer.close()
@@ -97,6 +95,7 @@ class Ticker:
         None when there is nothing to do. Raises what is nobody's data's fault."""
         started = time.time_ns() // 1_000
         begun = time.perf_counter()
+        self._computer.forget()
         # 1. Choose.
         ends = {view.stream.name: self._reader.ends(view.stream.name) for view in views}
         groups = group_views(views, ends, self._settings.engine.tick_rows_max)
@@ -140,7 +139,7 @@ class Ticker:
     def _within_stream(self, group: ViewGroup) -> ViewGroup:
         """Events that some view has passed before and events that none has are never in one tick:
         the stream counts what becomes of its events when they are passed first."""
-        reached = self._reached.get(group.stream.name, {})
+        reached = self._reached(group.stream)
         past = tuple(reached.get(partition, 0) for partition in range(len(group.limit)))
         if all(mine >= gone for mine, gone in zip(group.next_offsets, past, strict=True)):
             return group
@@ -172,8 +171,7 @@ class Ticker:
                 remaining = self._without(remaining, error)
                 continue
             self._tick += 1
-            for moved in streams:
-                self._reached[moved.stream] = dict(moved.next_offsets)
+            self._computer.forget()
             return written, changes
         return [], ()
 
@@ -200,7 +198,7 @@ class Ticker:
         streams: dict[str, StreamWrite] = {}
         for view, write, done in written:
             name = view.stream.name
-            reached = self._reached.get(name, {})
+            reached = self._reached(view.stream)
             if name in streams or any(r.start < reached.get(r.partition, 0) for r in done.ranges):
                 continue
             counts = write.counts
@@ -213,8 +211,22 @@ class Ticker:
                     accepted=counted + counts.dead,
                     duplicate=done.duplicates,
                 ),
+                seen=done.verdict.seen,
+                duplicates=done.verdict.duplicates,
+                seen_since=done.verdict.seen_since,
+                oldest=self._oldest(view.stream),
             )
         return tuple(streams.values())
+
+    def _reached(self, stream: Stream) -> Mapping[int, int]:
+        progress = self._store.streams().get(stream.name)
+        return progress.next_offsets if progress is not None else {}
+
+    def _oldest(self, stream: Stream) -> Mapping[int, int]:
+        """Now and then, where something is recorded of single events."""
+        if stream.deduplication is None or self._tick % OLDEST_TICKS:
+            return {}
+        return dict(enumerate(self._reader.oldest(stream.name)))
 
     def _view_write(self, view: LiveView, done: Computed, watermark: int | None) -> ViewWrite:
         plan = view.running_plan.plan

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 
 import duckdb
 
+from headrace.model.definitions import Stream
 from headrace.model.errors import FencedError, StoreError
 from headrace.model.settings import StoreSettings
 from headrace.store.changes import Retention, encode_rows
@@ -23,6 +24,7 @@ from headrace.store.contract import (
 from headrace.store.late import Late
 from headrace.store.ledger import Ledger, Moved, read_freshness
 from headrace.store.merge import Merged
+from headrace.store.seen import SeenStreams
 from headrace.store.views import Views
 
 __all__ = ["Commits"]
@@ -41,6 +43,7 @@ class Commits:
         ledger: Ledger,
         views: Views,
         late: Late,
+        seen: SeenStreams,
         transaction: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._connection = connection
@@ -48,6 +51,7 @@ class Commits:
         self._ledger = ledger
         self._views = views
         self._late = late
+        self._seen = seen
         self._transaction = transaction
         self.freshness = Freshness(0, 0)
         self.generation = 0
@@ -56,6 +60,7 @@ class Commits:
     def load(self) -> None:
         """What the file says; nothing remembered counts."""
         self._views.load()
+        self._seen.forget()
         self.freshness = read_freshness(self._connection)
         self.generation = self._ledger.number("generation")
         self.streams = self._ledger.stream_progress()
@@ -73,6 +78,14 @@ class Commits:
         self.generation = generation
         return generation
 
+    def open_stream(self, stream: Stream) -> None:
+        with self._transaction():
+            streams = self.streams
+            if not self._seen.open(stream) and stream.name in streams:
+                streams = {n: progress for n, progress in streams.items() if n != stream.name}
+                self._ledger.set_streams(self.freshness.tick, streams)
+        self.streams = streams
+
     def commit(
         self,
         write: TickWrite,
@@ -81,8 +94,8 @@ class Commits:
     ) -> Sequence[ViewChange]:
         """1. The generation, the tick number and the sums are checked.
         2. Each view's partials are merged into its state.
-        3. Progress with the changes, late events, dead letters and the ledger row are added; what
-           is past its bound is dropped.
+        3. Progress with the changes, late events, keys seen, duplicates, dead letters and the
+           ledger row are added; what is past its bound is dropped.
         4. COMMIT: durable. Only then does this process's memory move on.
 
         `make_room` is called when memory runs short; then it is tried once more.
@@ -126,6 +139,7 @@ class Commits:
                     self._ledger.add_dead_letters(write.tick, dead)
                 for view in write.views:
                     self._late.add(write.tick, self._views.stored[view.view].entry.stream, view)
+                seen = self._seen.write(write.streams)
                 if self._retention.is_exceeded:
                     lowest = self._retention.shrunk_lowest_tick()
                     self._prune(lowest)
@@ -137,6 +151,7 @@ class Commits:
             raise StoreError(f"tick {write.tick} was not stored: {error}") from error
         try:
             self._views.accept(write.tick, merged, moved)
+            self._seen.accept(seen)
             self._retention.add(write.tick, sum(m.change_rows for m in moved.values()))
             if lowest is not None:
                 self._retention.shrink(lowest)

@@ -10,6 +10,8 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.model.definitions import Stream
@@ -19,6 +21,8 @@ __all__ = [
     "CatalogEntry",
     "Counts",
     "Freshness",
+    "KnownKeys",
+    "Offsets",
     "Page",
     "QueryResult",
     "Snapshot",
@@ -33,6 +37,8 @@ __all__ = [
     "ViewStatus",
     "ViewWrite",
 ]
+
+Offsets = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -81,14 +87,29 @@ class StreamCounts:
 @dataclass(frozen=True)
 class StreamWrite:
     """How far a tick brought a stream whose furthest views it moved. `seen` are the keys of the
-    events it accepted (see store/seen.py) and `duplicates` the offsets of those it did not, by
-    partition; both only for streams that are de-duplicated."""
+    events it accepted (see `seen_schema` in store/seen.py) and `duplicates` the offsets of those
+    it did not, by partition; both only for streams that are de-duplicated. Kept keys with a mark
+    below `seen_since` count against no event to come; offsets before `oldest` can no longer be
+    read, so that what is recorded of them may go."""
 
     stream: str
     next_offsets: Mapping[int, int]
     counts: StreamCounts
     seen: pa.Table | None = None
-    duplicates: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    duplicates: Mapping[int, Offsets] = field(default_factory=dict)
+    seen_since: Mapping[int, int] = field(default_factory=dict)
+    oldest: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class KnownKeys:
+    """About each of some events: the hash of its key; whether a kept key equals it, is within the
+    interval and still counts; and the number of its group, which it shares with the other events
+    of these that have its key and are not known (-1: there is none)."""
+
+    hashes: npt.NDArray[np.uint64]
+    is_known: npt.NDArray[np.bool_]
+    groups: Offsets
 
 
 @dataclass(frozen=True)
@@ -265,6 +286,18 @@ class Store(Protocol):
 
     def decisions(self, stream: str) -> Sequence[StoredDecision]:
         """All that were ever taken, ordered by partition and offset."""
+
+    def open_stream(self, stream: Stream) -> None:
+        """Make a stream known to this process. When what its verdicts about duplicates rest on
+        was defined otherwise, they and the stream's progress are forgotten: its events are judged
+        anew."""
+
+    def known_keys(self, stream: str, events: pa.Table) -> KnownKeys:
+        """Look up the keys of events (see `events_schema` in store/seen.py) that were accepted by
+        the ticks so far, and find those that occur more than once among these."""
+
+    def duplicates(self, stream: str, partition: int, start: int, end: int) -> Offsets:
+        """The offsets start ≤ offset < end that were recorded as duplicates, ascending."""
 
     def create_view(self, view: BoundView, start_offsets: Mapping[int, int]) -> None:
         """State tables, the public SQL view, the change feed and the catalog entry, in one

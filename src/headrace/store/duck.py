@@ -20,6 +20,8 @@ from headrace.store.commits import Commits
 from headrace.store.connection import connect
 from headrace.store.contract import (
     CatalogEntry,
+    KnownKeys,
+    Offsets,
     Page,
     QueryResult,
     Snapshot,
@@ -40,6 +42,7 @@ from headrace.store.ledger import (
 )
 from headrace.store.paging import read_page
 from headrace.store.queries import Queries, working_memory_bytes
+from headrace.store.seen import SeenStreams
 from headrace.store.snapshot import write_snapshot
 from headrace.store.views import Views
 
@@ -87,12 +90,14 @@ class DuckStore:
             self._ledger = Ledger(self._connection)
             self._views = Views(self._connection, self._ledger, self._transaction)
             self._late = Late(self._connection, self._transaction)
+            self._seen = SeenStreams(self._connection)
             self._commits = Commits(
                 self._connection,
                 settings,
                 self._ledger,
                 self._views,
                 self._late,
+                self._seen,
                 self._transaction,
             )
             self._commits.load()
@@ -168,6 +173,20 @@ class DuckStore:
 
     def streams(self) -> Mapping[str, StreamProgress]:
         return self._commits.streams
+
+    # Duplicates
+
+    def open_stream(self, stream: Stream) -> None:
+        with self._lock:
+            self._commits.open_stream(stream)
+
+    def known_keys(self, stream: str, events: pa.Table) -> KnownKeys:
+        with self._lock:
+            return self._seen[stream].known(events)
+
+    def duplicates(self, stream: str, partition: int, start: int, end: int) -> Offsets:
+        with self._lock:
+            return self._seen[stream].duplicates.read(partition, start, end)
 
     # Late events
 

@@ -183,16 +183,16 @@ class Ledger:
             "committed_at": [committed_at],
             "events": [sum(view.counts.read for view in write.views)],
             "milliseconds": [(committed_at - write.started_at_microseconds) / 1000],
-            "streams": [
-                json.dumps(
-                    {
-                        name: [list(progress.next_offsets.items()), astuple(progress.totals)]
-                        for name, progress in streams.items()
-                    }
-                )
-            ],
+            "streams": [_encode_streams(streams)],
         }
         self._insert("ledger", row)
+
+    def set_streams(self, tick: int, streams: Mapping[str, StreamProgress]) -> None:
+        """Correct what the newest tick says of all streams."""
+        self._connection.execute(
+            "UPDATE _headrace.ledger SET streams = ? WHERE tick = ?",
+            [_encode_streams(streams), tick],
+        )
 
     def stream_progress(self) -> dict[str, StreamProgress]:
         found = self._connection.execute(
@@ -358,6 +358,15 @@ def read_freshness(connection: duckdb.DuckDBPyConnection, known: int = 0) -> Fre
         " ORDER BY tick DESC LIMIT 1"
     ).fetchall()
     return Freshness(*found[0]) if found else Freshness(0, 0)
+
+
+def _encode_streams(streams: Mapping[str, StreamProgress]) -> str:
+    return json.dumps(
+        {
+            name: [list(progress.next_offsets.items()), astuple(progress.totals)]
+            for name, progress in streams.items()
+        }
+    )
 
 
 def encode_offsets(offsets: Mapping[int, int]) -> str:

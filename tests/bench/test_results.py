@@ -29,6 +29,7 @@ ASKED = (
     "drain_ratio",
     "drain_ratio_tuned",
     "reconcile_5m",
+    "dedupe_ratio",
     "idle_core",
     "startup",
     "memory",

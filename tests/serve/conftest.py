@@ -70,6 +70,9 @@ class PlayedEngine:
     pending_events: int = 0
     watermarks: dict[str, int] = field(default_factory=dict)
     rebuilds: list[str] = field(default_factory=list)
+    halted: list[tuple[int, int]] = field(default_factory=list)
+    decisions: list[tuple[str, str]] = field(default_factory=list)
+    late_applied: list[tuple[str, str | None]] = field(default_factory=list)
     views: tuple[str, ...] = ()
 
     def status(self) -> EngineStatus:
@@ -96,6 +99,20 @@ class PlayedEngine:
         if view not in self.views:
             raise QueryError(f"there is no view {view!r}")
         self.rebuilds.append(view)
+
+    def resume(self, stream: str, decision: str) -> Sequence[tuple[int, int]]:
+        if stream != "payments":
+            raise QueryError(f"there is no stream {stream!r} with views", status=404)
+        if not self.halted:
+            raise QueryError(f"no view of stream {stream} is halted", status=409)
+        self.decisions.append((stream, decision))
+        places, self.halted = list(self.halted), []
+        return places
+
+    def apply_late(self, stream: str, view: str | None) -> None:
+        if stream != "payments":
+            raise QueryError(f"there is no stream {stream!r} with views", status=404)
+        self.late_applied.append((stream, view))
 
     def metrics(self) -> Mapping[str, float]:
         return {"events_total": 12.0}

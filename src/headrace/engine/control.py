@@ -11,6 +11,7 @@ from headrace.engine.views import LiveView
 from headrace.log.contract import LogReader
 from headrace.model.errors import LogError, QueryError
 from headrace.serve.control import EngineStatus, StreamReport, TickDurations, ViewReport
+from headrace.store.contract import StoredDecision
 
 __all__ = ["EngineControl"]
 
@@ -32,7 +33,11 @@ class EngineControl:
         self._events_total = 0
         self._ticks_total = 0
         self._reports: dict[str, ViewReport] = {}
+        self._halts: set[tuple[str, int, int]] = set()  # stream, partition, offset
         self._rebuilds: set[str] = set()
+        self._decided: list[StoredDecision] = []
+        self._late_applied: list[tuple[str, str]] = []
+        self.violations = 0  # sums that did not come out even
         self.wake = threading.Event()
 
     def set_state(self, state: str, detail: str = "", generation: int | None = None) -> None:
@@ -51,15 +56,22 @@ class EngineControl:
             view.name: ViewReport(
                 stream=view.stream.name,
                 state=_state(view, front.get(view.stream.name, 0)),
-                detail=view.status.detail,
+                detail=view.halt.reason if view.halt is not None else view.status.detail,
                 next_offsets=dict(enumerate(view.next_offsets)),
                 watermark_microseconds=view.watermark_microseconds,
                 counts=view.totals,
+                held_back_by=view.held_back_by,
             )
             for view in views
         }
+        halts = {
+            (view.stream.name, view.halt.partition, view.halt.offset)
+            for view in views
+            if view.halt is not None
+        }
         with self._lock:
             self._reports = reports
+            self._halts = halts
             self._tick = tick
 
     def ticked(self, seconds: float, events: int, committed_at_microseconds: int) -> None:
@@ -73,6 +85,17 @@ class EngineControl:
         with self._lock:
             taken, self._rebuilds = self._rebuilds, set()
         self.wake.clear()
+        return taken
+
+    def take_decisions(self) -> list[StoredDecision]:
+        with self._lock:
+            taken, self._decided = self._decided, []
+        return taken
+
+    def take_late_applied(self) -> list[tuple[str, str]]:
+        """(stream, view) whose events set aside someone wants applied."""
+        with self._lock:
+            taken, self._late_applied = self._late_applied, []
         return taken
 
     def status(self) -> EngineStatus:
@@ -117,12 +140,45 @@ class EngineControl:
             self._rebuilds.add(view)
         self.wake.set()
 
+    def resume(self, stream: str, decision: str) -> Sequence[tuple[int, int]]:
+        with self._lock:
+            views = [name for name, r in self._reports.items() if r.stream == stream]
+            if not views:
+                raise _no_stream(stream, {r.stream for r in self._reports.values()})
+            places = sorted((p, o) for name, p, o in self._halts if name == stream)
+            if not places:
+                raise QueryError(
+                    f"no view of stream {stream} is halted",
+                    hint="headrace status shows the views' states",
+                    status=409,
+                )
+            self._decided += [StoredDecision(stream, p, o, decision) for p, o in places]
+            self._halts = {halt for halt in self._halts if halt[0] != stream}
+        self.wake.set()
+        return places
+
+    def apply_late(self, stream: str, view: str | None) -> None:
+        with self._lock:
+            views = [name for name, r in self._reports.items() if r.stream == stream]
+            if not views:
+                raise _no_stream(stream, {r.stream for r in self._reports.values()})
+            if view is not None and view not in views:
+                raise QueryError(
+                    f"stream {stream} has no view {view!r}",
+                    hint=f"its views are {', '.join(sorted(views))}",
+                    status=404,
+                )
+            chosen = views if view is None else [view]
+            self._late_applied += [(stream, name) for name in chosen]
+        self.wake.set()
+
     def metrics(self) -> Mapping[str, float]:
         with self._lock:
             return {
                 "ticks_total": float(self._ticks_total),
                 "tick_events_total": float(self._events_total),
                 "generation": float(self._generation),
+                "conservation_violations_total": float(self.violations),
             }
 
     def _report(self, view: str) -> ViewReport | None:
@@ -144,8 +200,18 @@ class EngineControl:
             return ()
 
 
+def _no_stream(stream: str, known: set[str]) -> QueryError:
+    return QueryError(
+        f"there is no stream {stream!r} with views",
+        hint=f"streams with views are {', '.join(sorted(known)) or 'none'}",
+        status=404,
+    )
+
+
 def _state(view: LiveView, front: int) -> str:
     """A running view is live when it stands with the furthest view of its stream."""
+    if view.halt is not None:
+        return "halted"
     if view.is_running and sum(view.next_offsets) < front:
         return "catching_up"
     return view.status.state

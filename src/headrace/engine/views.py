@@ -49,6 +49,7 @@ class LiveView:
     totals: Counts = field(default_factory=Counts)
     isolation: Isolation | None = None
     halt: Halt | None = None
+    held_back_by: str = ""
 
     @property
     def is_running(self) -> bool:

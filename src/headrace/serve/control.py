@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -35,8 +35,9 @@ class StreamReport:
 
 @dataclass(frozen=True)
 class ViewReport:
-    """`state` is live, catching_up, failed or changed; `detail` says why, for people. `counts` are
-    the totals since the view was created."""
+    """`state` is live, catching_up, halted, failed or changed; `detail` says why, for people.
+    `counts` are the totals since the view was created. `held_back_by` names the partition with the
+    lowest watermark, where there are several."""
 
     stream: str
     state: str
@@ -45,6 +46,7 @@ class ViewReport:
     pending_events: int = 0
     watermark_microseconds: int | None = None
     counts: Counts = field(default_factory=Counts)
+    held_back_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,15 @@ class Control(Protocol):
     def rebuild(self, view: str) -> None:
         """Ask for the view to be emptied and filled again from the log; returns before it is done.
         Raises QueryError for a view that is not defined."""
+
+    def resume(self, stream: str, decision: str) -> Sequence[tuple[int, int]]:
+        """Decide (apply, side or drop) the late event that the stream's views halted before, and
+        let them go on; returns before they have. Gives the (partition, offset) decided. Raises
+        QueryError (409) when no view of the stream is halted, 404 for an unknown stream."""
+
+    def apply_late(self, stream: str, view: str | None) -> None:
+        """Ask for the events set aside for the view (None: for every view of the stream) to be
+        applied now, as revisions; returns before it is done. Raises QueryError (404)."""
 
     def metrics(self) -> Mapping[str, float]:
         """Further figures for /metrics by name, without the `headrace_` in front. A name that ends

@@ -54,6 +54,7 @@ def status_document(engine: EngineStatus) -> dict[str, Any]:
                 "next_offsets": report.next_offsets,
                 "pending_events": report.pending_events,
                 "watermark": _time(report.watermark_microseconds),
+                "held_back_by": report.held_back_by,
                 "counts": dataclasses.asdict(report.counts),
             }
             for name, report in engine.views.items()

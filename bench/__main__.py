@@ -25,6 +25,7 @@ from bench.reconcile import reconcile
 from bench.results import FIGURES, Figure, append, compare, lines, table
 from bench.running_cost import startup_and_idle
 from bench.shop import CHECKOUT
+from bench.sliding import sliding
 from bench.ticks import ticks
 
 Part = Callable[[Path, bool], Iterator[Figure]]
@@ -38,6 +39,7 @@ PARTS: Sequence[tuple[tuple[str, ...], Part]] = (
     (("drain", "drain_ratio", "drain_ratio_tuned"), drain),
     (("reconcile_5m",), reconcile),
     (("dedupe_ratio",), dedupe),
+    (("sliding",), sliding),
     (("startup", "idle_core"), startup_and_idle),
 )
 

@@ -1,8 +1,9 @@
 """The engine alone in a process; says what it measured as one line of JSON.
 
 `python -m bench.engine_process drain PROJECT WARM_UP` takes in what the logs of two projects hold,
-the second first and unmeasured; `… ticks PROJECT EVENTS` appends 10,000 events at a time and does
-one tick for each. The views' rows are left in PROJECT/views.
+the second first and unmeasured; `… fill PROJECT WARM_UP` does the same and leaves the rows in the
+store alone; `… ticks PROJECT EVENTS` appends 10,000 events at a time and does
+one tick for each. The shop's rows are left in PROJECT/views.
 """
 
 from __future__ import annotations
@@ -111,14 +112,15 @@ def _keep_views(project: Path) -> None:
 def main() -> None:
     what, project = sys.argv[1], Path(sys.argv[2])
     spark = start_spark(load_settings(project))
-    if what == "drain":
+    if what in ("drain", "fill"):
         _drain(spark, Path(sys.argv[3]))
         clock = Clock()
         _drain(spark, project)
         clock.stop()
     else:
         _ticks(spark, project, int(sys.argv[3]))
-    _keep_views(project)
+    if what != "fill":
+        _keep_views(project)
     stop_spark(spark)
 
 

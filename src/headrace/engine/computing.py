@@ -20,16 +20,17 @@ import pyarrow as pa
 
 from headrace.engine.duplicates import Verdict, find_duplicates
 from headrace.engine.failures import data_failure
+from headrace.engine.group_judging import judge_groups
 from headrace.engine.late_events import LateFinder
 from headrace.engine.late_windows import TIME
-from headrace.engine.marks import DECISION, Marks
+from headrace.engine.marks import DECISION, Marks, merged
 from headrace.engine.prepared import PartialTables, PreparedPlan
 from headrace.engine.source import OFFSET, PARTITION, WATERMARK, Range
 from headrace.engine.views import Halt, Isolation, LiveView, ViewGroup, moved
 from headrace.engine.windows import Decision
 from headrace.log.contract import LogReader
 from headrace.model.definitions import LatePolicy, Stream
-from headrace.model.plan import BEYOND, LATE
+from headrace.model.plan import BEYOND, LATE, EventGroup
 from headrace.model.settings import Settings
 from headrace.store.contract import Store
 
@@ -135,6 +136,10 @@ class Computer:
         verdict = self._verdict(group.stream, ranges)
         marks = self._known_marks(group.stream, ranges, verdict)
         tables = self._run(group, ranges, marks)
+        judged = self._judged_marks(group, tables)
+        if not judged.is_empty:
+            marks = merged(marks, judged)
+            tables = self._run(group, ranges, marks)
         undecided = [view for view in group.views if _has_null(tables, view, BEYOND)]
         if undecided:
             cut, halt = self._cut(group.stream, undecided, ranges, marks)
@@ -166,6 +171,25 @@ class Computer:
     def forget(self) -> None:
         """The tick is over: what was found rests on where the stream stood."""
         self._judged = None
+
+    def _judged_marks(self, group: ViewGroup, tables: PartialTables) -> Marks:
+        """What the events say together where one alone cannot (LATE is NULL)."""
+        judged = Marks()
+        for view in group.views:
+            plan, partials = view.running_plan.plan, tables.get((view.name, None))
+            if not isinstance(plan.window, EventGroup) or partials is None:
+                continue
+            if partials.column(LATE).null_count:
+                place = partials.column_names.index(BEYOND)
+                zeros = pa.array(np.zeros(partials.num_rows, dtype=np.int32))
+                near = self._store.near_events(view.name, partials.set_column(place, BEYOND, zeros))
+                assert near is not None, "the events that are to be judged are among them"
+                decided = {
+                    (d.partition, d.offset): Decision[d.decision.upper()]
+                    for d in self._store.decisions(group.stream.name)
+                }
+                judged = merged(judged, judge_groups(plan, group.stream, near, decided))
+        return judged
 
     def _known_marks(self, stream: Stream, ranges: Sequence[Range], verdict: Verdict) -> Marks:
         """What is known of these events: which are duplicates, and the operator's decisions."""

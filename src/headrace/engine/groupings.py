@@ -14,7 +14,7 @@ from headrace.engine.marks import MARK
 from headrace.engine.source import POSITION_COLUMNS, unscaled_column
 from headrace.engine.windows import late_keys, pane_keys, sets_aside, window_partials
 from headrace.model.definitions import Stream
-from headrace.model.plan import BEYOND, LATE, PANE, Partial, ViewPlan
+from headrace.model.plan import BEYOND, LATE, PANE, EventGroup, Partial, Sliding, ViewPlan
 from headrace.model.types import DataType
 
 __all__ = [
@@ -36,7 +36,8 @@ _FIXED_WIDTH = frozenset(
 @dataclass(frozen=True)
 class Grouping:
     """One GROUP BY: a view's own, or the values of one of its distincts. `rows` is the expression
-    whose sum is the number of events, when a row stands for several."""
+    whose sum is the number of events, when a row stands for several. Where each event is a row of
+    its own (`is_single`) nothing is grouped, and the keys are just columns."""
 
     view: str
     distinct: str | None
@@ -44,13 +45,19 @@ class Grouping:
     keys: tuple[tuple[str, str], ...]
     partials: tuple[Partial, ...]
     rows: str | None = None
+    is_single: bool = False
 
 
 def groupings_of(plan: ViewPlan, stream: Stream) -> tuple[Grouping, ...]:
     keys = [*((key.name, key.sql) for key in plan.keys), *pane_keys(plan)]
     late = late_keys(plan, stream)
     partials = (*window_partials(plan), *plan.partials)
-    main = Grouping(plan.view, None, plan.where, (*keys, *late), partials)
+    is_single = isinstance(plan.window, (Sliding, EventGroup))
+    if is_single:  # one row per event has room for the values that are to be distinct
+        keys += [(distinct.name, distinct.input) for distinct in plan.distincts]
+    main = Grouping(plan.view, None, plan.where, (*keys, *late), partials, is_single=is_single)
+    if is_single:
+        return (main,)
     late = late if sets_aside(stream) else []
     distincts = [
         Grouping(

@@ -17,7 +17,9 @@ from headrace.model.plan import (
     PANE,
     PANE_END,
     ROWS,
+    EventGroup,
     SessionWindow,
+    Sliding,
     ViewPlan,
     Window,
 )
@@ -44,6 +46,8 @@ def _windows_over(window: Window, panes: Numbers) -> tuple[Numbers, Numbers]:
 def is_applied(plan: ViewPlan, partials: pa.Table) -> npt.NDArray[np.bool_]:
     """Which partial rows are applied to at least one window."""
     beyond = _numbers(partials, BEYOND)
+    if isinstance(plan.window, Sliding):
+        return beyond < 2  # its own row, and those after it
     if not isinstance(plan.window, Window):
         return beyond < 1
     return beyond < _windows_over(plan.window, _numbers(partials, PANE))[1]
@@ -68,8 +72,12 @@ def count_rows(plan: ViewPlan, partials: pa.Table) -> tuple[int, int, int]:
 
 def missed_windows(plan: ViewPlan, late: pa.Table) -> tuple[Numbers, Numbers, Numbers]:
     """For rows with PANE, BEYOND and the like: each window that a row is set aside from, as the
-    number of the row, the window's start and its end."""
+    number of the row, the window's start and its end. An event of a sliding view misses its own
+    row and some that come after it: it is kept once, with the window of its own. What group an
+    event of another missed is not kept: it stands for the one that would begin with it."""
     beyond = _numbers(late, BEYOND)
+    if isinstance(plan.window, Sliding):
+        beyond = np.minimum(beyond, 1)
     rows = np.repeat(np.arange(late.num_rows), beyond)
     place = np.arange(len(rows)) - np.repeat(np.cumsum(beyond) - beyond, beyond)
     window = plan.window
@@ -79,6 +87,12 @@ def missed_windows(plan: ViewPlan, late: pa.Table) -> tuple[Numbers, Numbers, Nu
         return rows, starts, starts + window.size_microseconds
     if PANE_END in late.column_names:
         return rows, _numbers(late, PANE)[rows], _numbers(late, PANE_END)[rows]
+    if isinstance(window, Sliding):
+        starts = _numbers(late, PANE)[rows]
+        return rows, starts, starts + 1
+    if isinstance(window, EventGroup):
+        starts = _numbers(late, PANE)[rows]
+        return rows, starts, starts + window.timeout_microseconds
     starts = _numbers(late, FIRST if FIRST in late.column_names else TIME)[rows]
     gap = window.gap_microseconds if isinstance(window, SessionWindow) else 0
     return rows, starts, starts + gap

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["DECISION", "MARK", "Marks", "judged_column", "load_marks"]
+__all__ = ["DECISION", "MARK", "Marks", "judged_column", "load_marks", "merged"]
 
 MARK = "_mark_"
 DECISION = "_mark_decision"  # what an operator decided about a late event, see `Decision`

@@ -3,7 +3,8 @@
 Each event becomes one struct per grouping it feeds; one GROUP BY over tag and keys then gives every
 view's partials at once. Columns of equal type share a slot, so the pass is as wide as the widest
 view, not as all of them together. Where a view's WHERE fails, the struct has a tag of its own and
-nothing else: so Spark counts what a view filtered, as it counts what the view takes.
+nothing else: so Spark counts what a view filtered, as it counts what the view takes. Views whose
+state is one row per event have a pass of their own, without the GROUP BY.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from headrace.engine.groupings import Grouping
 from headrace.model.plan import ROWS
 from headrace.model.types import DataType
 
-__all__ = ["FILTERED", "Pass", "aggregate_sql", "build_condensed_pass", "build_pass"]
+__all__ = ["FILTERED", "Pass", "aggregate_sql", "build_condensed_pass", "build_pass", "single_sql"]
 
 FILTERED = "_filtered"  # in the place of a distinct's name: the table that counts filtered events
 
@@ -76,7 +77,8 @@ class Pass:
             inner = f"SELECT tagged.* FROM ({tagged})"
         else:
             inner = f"SELECT inline(array({', '.join(self.elements)})) FROM {from_name}"
-        return f"SELECT {self.chosen} FROM ({inner}) WHERE tag IS NOT NULL GROUP BY {self.by}"
+        by = f" GROUP BY {self.by}" if self.by else ""
+        return f"SELECT {self.chosen} FROM ({inner}) WHERE tag IS NOT NULL{by}"
 
     def split(self, result: pa.Table) -> dict[tuple[str, str | None], pa.Table]:
         """The partial table of each (view, distinct), groupings without rows left out; and for
@@ -98,7 +100,10 @@ class Pass:
 
 
 def build_pass(groupings: Sequence[Grouping], types: Mapping[str, DataType]) -> Pass:
-    """`types` gives the Spark type of every expression the groupings mention, by its text."""
+    """`types` gives the Spark type of every expression the groupings mention, by its text. Either
+    all groupings are single ones or none is."""
+    is_single = groupings[0].is_single
+    function_sql = single_sql if is_single else aggregate_sql
     slots = _Slots()
     inputs: dict[str, str] = {}  # slot → type
     structs: list[tuple[Grouping, dict[str, str]]] = []
@@ -122,7 +127,9 @@ def build_pass(groupings: Sequence[Grouping], types: Mapping[str, DataType]) -> 
             key_slots[key] = None
             columns.append((name, key))
         if grouping.distinct is None:
-            rows = "count(1)" if grouping.rows is None else f"sum({slot('input', grouping.rows)})"
+            rows = "1L" if is_single else "count(1)"
+            if grouping.rows is not None:
+                rows = f"sum({slot('input', grouping.rows)})"
             columns.append((ROWS, aggregates.setdefault(rows, f"a{len(aggregates)}")))
         taken: dict[str, str] = {}
         for partial in grouping.partials:
@@ -132,7 +139,7 @@ def build_pass(groupings: Sequence[Grouping], types: Mapping[str, DataType]) -> 
                 if text not in taken:
                     taken[text] = slot("input", text)
                 arguments.append(taken[text])
-            sql = aggregate_sql(partial.function, arguments)
+            sql = function_sql(partial.function, arguments)
             columns.append((partial.name, aggregates.setdefault(sql, f"a{len(aggregates)}")))
         structs.append((grouping, filled))
         layouts.append(_Layout(tag, grouping, tuple(columns)))
@@ -141,7 +148,7 @@ def build_pass(groupings: Sequence[Grouping], types: Mapping[str, DataType]) -> 
     ]
     by = ", ".join(["tag", *key_slots])
     chosen = ", ".join([by, *(f"{sql} AS {name}" for sql, name in aggregates.items())])
-    return Pass(tuple(elements), by, chosen, tuple(layouts))
+    return Pass(tuple(elements), "" if is_single else by, chosen, tuple(layouts))
 
 
 def build_condensed_pass(groupings: Sequence[Grouping], types: Mapping[str, DataType]) -> Pass:
@@ -178,3 +185,18 @@ def aggregate_sql(function: str, arguments: Sequence[str]) -> str:
     if function in ("min_by", "max_by"):
         return f"{function}({first}, {arguments[1]})"
     return f"{function}({first})"
+
+
+def single_sql(function: str, arguments: Sequence[str]) -> str:
+    """What `aggregate_sql` gives over one event, where it may have the narrower type of its input:
+    the store's column has the type of the aggregate."""
+    first = arguments[0]
+    if function == "count":
+        return f"IF({first} IS NULL, 0L, 1L)"
+    if function == "m2":
+        return f"IF({first} IS NULL, NULL, 0D)"
+    if function == "avg":
+        return f"CAST({first} AS DOUBLE)"
+    if function in ("min_by", "max_by"):
+        return f"IF({arguments[1]} IS NULL, NULL, {first})"
+    return first

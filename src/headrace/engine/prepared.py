@@ -127,22 +127,28 @@ class PreparedPlan:
         narrowed = [narrow(g, stream) for plan in plans for g in groupings_of(plan, stream)]
         self._stream = stream
         self._narrowed = {(n.grouping.view, n.grouping.distinct): n for n in narrowed}
-        groupings = [n.grouping for n in narrowed]
-        types = expression_types(spark, stream, groupings)
-        parts: list[tuple[Source, Pass]] = []
-        for hashable in (True, False):
-            part = [g for g in groupings if is_hashable(g, types) == hashable]
-            if part:
-                source = Source(log_directory, stream, _columns(stream, part))
-                parts.append((source, build_pass(part, types)))
+        every = [n.grouping for n in narrowed]
+        types = expression_types(spark, stream, every)
+        groupings = [g for g in every if not g.is_single]
+        hashable = [g for g in groupings if is_hashable(g, types)]
+        sorted_ = [g for g in groupings if g not in hashable]
+        single = [g for g in every if g.is_single]
+        parts, singles = (
+            [
+                (Source(log_directory, stream, _columns(stream, part)), build_pass(part, types))
+                for part in some
+                if part
+            ]
+            for some in ((hashable, sorted_), (single,))
+        )
         self._lanes = lanes
         self._pool = pool
-        self._direct = _Way(spark, parts)
+        self._direct = _Way(spark, [*parts, *singles])
         self._condensing: _Way | None = None
         if len(groupings) > 1 and all(is_condensable(g, types) for g in groupings):
             condensed = build_condensed_pass(groupings, types)
             if condensed.condensed is not None and condensed.condensed.by:
-                self._condensing = _Way(spark, [(parts[0][0], condensed)])
+                self._condensing = _Way(spark, [(parts[0][0], condensed), *singles])
         self._runs_direct = 0  # how many runs still go without condensing
         # Large ticks are cheaper by the event; what they hold in memory is the rows that come
         # out, and how many those are is known only from the run before.

@@ -58,7 +58,10 @@ def _joined(high: pa.Array, low: pa.Array, of_type: DataType) -> pa.Array:
 
 
 def narrow(grouping: Grouping, stream: Stream) -> Narrowed:
-    """Sums and counts of plain decimal columns of at most 18 digits; all else stays."""
+    """Sums and counts of plain decimal columns of at most 18 digits; all else stays, and so does a
+    grouping that sums nothing."""
+    if grouping.is_single:
+        return Narrowed(grouping, ())
     partials: list[Partial] = []
     sums: list[tuple[str, DataType]] = []
     for partial in grouping.partials:

@@ -11,23 +11,31 @@ from __future__ import annotations
 from enum import IntEnum
 
 from headrace.engine.marks import DECISION, judged_column
-from headrace.engine.source import EVENT_TIME, WATERMARK
+from headrace.engine.source import EVENT_TIME, OFFSET, PARTITION, WATERMARK
+from headrace.log.contract import NO_EVENT_TIME
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import (
+    ASIDE,
     BEYOND,
+    CLOSES,
     FIRST,
     LAST,
     LATE,
+    OPENS,
     PANE,
     PANE_END,
+    PASSED,
+    POSITION,
     CalendarWindow,
+    EventGroup,
     Partial,
     SessionWindow,
+    Sliding,
     ViewPlan,
     Window,
 )
 
-__all__ = ["Decision", "late_keys", "pane_keys", "sets_aside", "window_partials"]
+__all__ = ["Decision", "Judged", "late_keys", "pane_keys", "sets_aside", "window_partials"]
 
 MICROSECONDS = f"unix_micros(`{EVENT_TIME}`)"
 
@@ -41,6 +49,14 @@ class Decision(IntEnum):
     DROP = 3
 
 
+class Judged(IntEnum):
+    """The values of a mark of `judged_column` for event groups."""
+
+    IN_TIME = 0
+    LATE = 1
+    BEYOND = 2  # late, and by more than the stream's horizon
+
+
 def pane_keys(plan: ViewPlan) -> list[tuple[str, str]]:
     window = plan.window
     if isinstance(window, Window):
@@ -50,6 +66,17 @@ def pane_keys(plan: ViewPlan) -> list[tuple[str, str]]:
         return [(PANE, start), (PANE_END, end)]
     if isinstance(window, SessionWindow):
         return [(PANE, _floor(window.gap_microseconds, 0))]
+    if isinstance(window, Sliding):
+        return [(PANE, MICROSECONDS)]
+    if isinstance(window, EventGroup):
+        return [
+            (PANE, MICROSECONDS),
+            (PASSED, f"`{WATERMARK}`"),
+            (POSITION[0], f"`{PARTITION}`"),
+            (POSITION[1], f"`{OFFSET}`"),
+            (OPENS, f"coalesce(({window.open}), false)"),
+            (CLOSES, f"coalesce(({window.close}), false)"),
+        ]
     return []
 
 
@@ -59,16 +86,25 @@ def late_keys(plan: ViewPlan, stream: Stream) -> list[tuple[str, str]]:
         return []
     late = _late(plan, f"`{WATERMARK}`")
     keys = [(LATE, late)]
+    if isinstance(plan.window, Sliding):
+        keys += [(PASSED, f"`{WATERMARK}`"), (ASIDE, _lowered(stream))]
     if stream.late_policy is LatePolicy.HALT:
         decided = (
             f"CASE WHEN `{DECISION}` = {Decision.APPLY} THEN 0 "
             f"WHEN `{DECISION}` IS NOT NULL THEN {late} END"
         )
         keys.append((BEYOND, f"CAST(IF({late} = 0, 0, {decided}) AS INT)"))
+    elif isinstance(plan.window, EventGroup) and stream.late_horizon_microseconds is not None:
+        keys.append((BEYOND, _late_group(plan, Judged.BEYOND)))
     elif stream.late_horizon_microseconds is not None:
-        lowered = f"(`{WATERMARK}` - {stream.late_horizon_microseconds}L)"
-        keys.append((BEYOND, _late(plan, lowered)))
+        keys.append((BEYOND, _late(plan, _lowered(stream))))
     return keys
+
+
+def _lowered(stream: Stream) -> str:
+    """The watermark less the horizon; what has no watermark yet stays so."""
+    horizon = stream.late_horizon_microseconds or 0
+    return f"(greatest(`{WATERMARK}`, {NO_EVENT_TIME + 1 + horizon}L) - {horizon}L)"
 
 
 def sets_aside(stream: Stream) -> bool:
@@ -111,12 +147,30 @@ def _late(plan: ViewPlan, watermark: str) -> str:
         return _late_regular(window, watermark)
     if isinstance(window, CalendarWindow):
         return f"IF({_calendar(window)[1]} <= {watermark}, 1, 0)"
+    if isinstance(window, Sliding):
+        return _late_sliding(window, watermark)
+    if isinstance(window, EventGroup):
+        return _late_group(plan, Judged.LATE)
     ends = MICROSECONDS
     if isinstance(window, SessionWindow):
         ends = f"{MICROSECONDS} + {window.gap_microseconds - 1}L"
     # What ends after the watermark by itself is not late; for the rest see `judged_column`.
     judged = f"CAST(`{judged_column(plan.view)}` AS INT)"
     return f"IF({ends} >= {watermark}, 0, {judged})"
+
+
+def _late_sliding(window: Sliding, watermark: str) -> str:
+    """Its own row, and the last moment its range reaches; see `Sliding`."""
+    reach = window.range_microseconds
+    rest = "1" if reach is None else f"IF({MICROSECONDS} + {reach}L >= {watermark}, 1, 2)"
+    return f"IF({MICROSECONDS} >= {watermark}, 0, {rest})"
+
+
+def _late_group(plan: ViewPlan, least: Judged) -> str:
+    """An event that is not behind the watermark is in a group that ends later. Whether another is
+    late depends on what came before it, see engine/group_judging.py."""
+    judged = f"CAST(`{judged_column(plan.view)}` >= {least.value} AS INT)"
+    return f"IF({MICROSECONDS} >= `{WATERMARK}`, 0, {judged})"
 
 
 def _late_regular(window: Window, watermark: str) -> str:

@@ -52,13 +52,14 @@ BEYOND = "_beyond"
 PANE_END = "_pane_end"  # BIGINT, only with a calendar window: where the pane ends, in microseconds
 FIRST = "_first"  # BIGINT, only with a session window: the lowest event time of the partial row
 LAST = "_last"  # BIGINT, likewise: the highest
-PASSED = "_passed"  # BIGINT, only with a sliding window: the watermark before the event
+PASSED = "_passed"  # BIGINT, with a sliding window or an event group: the watermark before it
 # BIGINT, only with a sliding window: where BEYOND is 1 or more, rows before this time do not take
 # the event.
 ASIDE = "_aside"
 OPENS = "_opens"  # BOOLEAN, only with an event group: whether the event meets `open`
 CLOSES = "_closes"  # BOOLEAN, likewise `close`
-POSITION = ("_partition", "_offset")  # INT and BIGINT, likewise: where the event stands in the log
+# INT and BIGINT, likewise: where the event stands in the log.
+POSITION = ("_event_partition", "_event_offset")
 FRAME = "_frame"  # the name of the window in a SlidingColumn's `combine`
 ROWS = "_rows"  # BIGINT, how many events went into the row; in the partials of every view
 
@@ -223,9 +224,10 @@ class BoundView:
     `finals` as (column, store SQL) with Spark's type of the whole query's column.
 
     Partial tables handed to the store have the columns: keys, then PANE, LATE and BEYOND if
-    windowed, PANE_END with a calendar window, PASSED and ASIDE with a sliding one, POSITION, OPENS
-    and CLOSES with an event group, then ROWS, then FIRST and LAST with a session window, then
-    partials. With a sliding window or an event group each row is one event, PANE its time.
+    windowed, PANE_END with a calendar window, PASSED and ASIDE with a sliding one, PASSED,
+    POSITION, OPENS and CLOSES with an event group, then ROWS, then FIRST and LAST with a session
+    window, then partials. With a sliding window or an event group each row is one event, PANE its
+    time; the values of distincts are columns of it, by their names.
 
     State tables have: keys, then `window_start`, `window_end` (TIMESTAMP) and `revision` (BIGINT)
     if windowed, then ROWS, then partials, then one BIGINT per distinct; what a sliding window adds

@@ -312,6 +312,12 @@ class Store(Protocol):
 
     def set_status(self, name: str, status: ViewStatus) -> None: ...
 
+    def near_events(self, view: str, partials: pa.Table) -> pa.Table | None:
+        """Of a view by event group: the events of these partials whose BEYOND is not positive, and
+        the stored ones they may be grouped with; with the columns of the partials, and in
+        event_groups.KEY a number for the keys; in the order of that, of time and of the log. None
+        where there are none."""
+
     def commit(
         self, write: TickWrite, want_changes: frozenset[str] | None = None
     ) -> Sequence[ViewChange]:

@@ -157,6 +157,10 @@ class DuckStore:
         with self._lock:
             self._views.set_status(name, status)
 
+    def near_events(self, view: str, partials: pa.Table) -> pa.Table | None:
+        with self._lock:
+            return self._views.near_events(view, partials)
+
     # Ticks
 
     def commit(

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import duckdb
 
-from headrace.model.plan import BoundView, SessionWindow
+from headrace.model.plan import BoundView, EventGroup, SessionWindow, Sliding
+from headrace.store.group_merge import EventGroupMerge
+from headrace.store.group_schema import EventGroupSchema
 from headrace.store.merge import ViewMerge
 from headrace.store.schema import ViewSchema
 from headrace.store.session_schema import SessionSchema
 from headrace.store.sessions import SessionMerge
+from headrace.store.sliding import SlidingSchema
+from headrace.store.sliding_merge import SlidingMerge
 
 __all__ = ["make_merge", "make_schema"]
 
@@ -16,6 +20,10 @@ __all__ = ["make_merge", "make_schema"]
 def make_schema(view: BoundView, number: int) -> ViewSchema:
     if isinstance(view.plan.window, SessionWindow):
         return SessionSchema(view, number)
+    if isinstance(view.plan.window, Sliding):
+        return SlidingSchema(view, number)
+    if isinstance(view.plan.window, EventGroup):
+        return EventGroupSchema(view, number)
     return ViewSchema(view, number)
 
 
@@ -26,4 +34,8 @@ def make_merge(
 ) -> ViewMerge:
     if isinstance(schema, SessionSchema):
         return SessionMerge(connection, computing, schema)
+    if isinstance(schema, SlidingSchema):
+        return SlidingMerge(connection, computing, schema)
+    if isinstance(schema, EventGroupSchema):
+        return EventGroupMerge(connection, computing, schema)
     return ViewMerge(connection, computing, schema)

@@ -118,14 +118,20 @@ class ViewMerge:
         for name, sql in statements.items():
             self._connection.execute(f"PREPARE {name} AS {sql}")
         self._prepared = tuple(statements)
-        merge = schema.merge_sql(self._stage_name, self._old_name, self._value_names)
-        self._computing.execute(f"PREPARE _merge_{number} AS {merge}")
+        self._prepare_merge()
+
+    def _prepare_merge(self) -> None:
+        merge = self.schema.merge_sql(self._stage_name, self._old_name, self._value_names)
+        self._computing.execute(f"PREPARE _merge_{self.schema.number} AS {merge}")
+
+    def _forget_merge(self) -> None:
+        self._computing.execute(f"DEALLOCATE _merge_{self.schema.number}")
 
     def close(self) -> None:
         """The connections forget the view's statements and slots."""
         for name in self._prepared:
             self._connection.execute(f"DEALLOCATE {name}")
-        self._computing.execute(f"DEALLOCATE _merge_{self.schema.number}")
+        self._forget_merge()
         names = (self._stage_name, self._old_name, self._written_name, self._gone_name)
         for name in (*names, *self._value_stage_names, *self._value_names):
             self._connection.unregister(name)

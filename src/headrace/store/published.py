@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.store.finality import FINAL, Passing, with_final
-from headrace.store.schema import WINDOW_END, ViewSchema
+from headrace.store.schema import ViewSchema
 
 __all__ = ["published_rows"]
 
@@ -25,8 +25,10 @@ def published_rows(
     )
     passed, passes = changed.column(schema.passed), changed.column(schema.passes)
     if schema.window is not None:
-        ends = changed.column(WINDOW_END)
-        before = with_final(before, ends, passing.before)
+        was = ends = changed.column(schema.ends)
+        if schema.was_ends is not None:
+            was = pc.coalesce(changed.column(schema.was_ends), ends)
+        before = with_final(before, was, passing.before)
         after = with_final(after, ends, passing.after)
     if schema.emits_on_close:
         was_final = before.column(FINAL)

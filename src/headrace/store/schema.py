@@ -27,7 +27,6 @@ from headrace.model.plan import (
     BoundColumn,
     BoundView,
     CalendarWindow,
-    SessionWindow,
     Window,
 )
 from headrace.model.types import DataType
@@ -51,24 +50,25 @@ class ViewSchema:
     def __init__(self, view: BoundView, number: int) -> None:
         self.view = view
         self.number = number
-        window = view.plan.window
-        assert window is None or isinstance(window, (Window, CalendarWindow, SessionWindow))
-        self.window = window
+        self.window = view.plan.window
         self.keys = view.keys
         windowed = self.window is not None
         start = (BoundColumn(WINDOW_START, TIMESTAMP),) if windowed else ()
         end = (BoundColumn(WINDOW_END, TIMESTAMP),) if windowed else ()
         revision = (BoundColumn(REVISION, BIGINT),) if windowed else ()
-        counts = tuple(BoundColumn(distinct.name, BIGINT) for distinct in view.distincts)
+        counts = tuple(BoundColumn(d.name, BIGINT) for d in view.distincts)
         rows = (BoundColumn(ROWS, BIGINT),)
-        self.group = (*view.keys, *start)
+        self.group = (*view.keys, *start, *self._more_group())
         self.value_group = self.group
         self.state = (*self.group, *end, *revision, *rows, *view.partials, *counts)
+        self.state += self._more_state()
         self._summed = (*revision, *rows)
         self.counts = counts
         shown = tuple((column, quoted(column.name)) for column in revision)
         self.finals = (*view.finals, *shown)
         self.emits_on_close = view.plan.emits_on_close
+        self.ends = WINDOW_END  # the column with the watermark from which on a row is final
+        self.was_ends: str | None = None  # in a merge's result: what it was, where it may change
         names = [column.name for column in self.state] + [column.name for column, _ in self.finals]
         self.prefix = "_h"
         while any(name.lower().startswith(self.prefix) for name in names):
@@ -84,6 +84,13 @@ class ViewSchema:
         self.state_table = f"_headrace.state_{number}"
         self.index = f"keys_{number}"
         self.read_view = f"_headrace.read_{number}"
+
+    def _more_group(self) -> tuple[BoundColumn, ...]:
+        """What tells rows apart beside keys and start; below: further state columns."""
+        return ()
+
+    def _more_state(self) -> tuple[BoundColumn, ...]:
+        return ()
 
     def values_table(self, index: int) -> str:
         return f"_headrace.values_{self.number}_{index}"
@@ -162,13 +169,12 @@ class ViewSchema:
 
     def _select_sql(self, hidden: str = "") -> str:
         finals = self._finals_sql()
-        conditions = [f"({self.view.having})"] if self.view.having else []
+        where = self._passes
         if self.window is not None:
-            finals += f", {final_sql(self.number, WINDOW_END)} AS {FINAL}"
+            finals += f", {final_sql(self.number, self.ends)} AS {FINAL}"
         if self.emits_on_close:
-            conditions.append(final_sql(self.number, WINDOW_END))
-        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        return f"SELECT {finals}{hidden} FROM {self.state_table}{where}"
+            where += f" AND {final_sql(self.number, self.ends)}"
+        return f"SELECT {finals}{hidden} FROM {self.state_table} WHERE {where}"
 
     def _finals_sql(self) -> str:
         return ", ".join(
@@ -178,7 +184,7 @@ class ViewSchema:
 
     def closed_sql(self, passing: Passing) -> str:
         """The rows shown whose windows end within what was passed."""
-        within = f"{self._passes} AND {passing.sql(WINDOW_END)}"
+        within = f"{self._passes} AND {passing.sql(self.ends)}"
         return (
             f"SELECT {self._finals_sql()}, true AS {FINAL} FROM {self.state_table} WHERE {within}"
         )
@@ -257,6 +263,7 @@ class ViewSchema:
 
     @property
     def _passes(self) -> str:
+        """The condition that public rows meet."""
         return f"coalesce(({self.view.having}), false)" if self.view.having else "true"
 
     def hash_sql(self) -> str:

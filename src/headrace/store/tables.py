@@ -17,6 +17,7 @@ def drop_statements(name: str, number: int, distincts: int) -> list[str]:
         f"DROP VIEW IF EXISTS _headrace.read_{number}",
         *(f"DROP TABLE IF EXISTS {table}" for table in tables),
         f"DROP TABLE IF EXISTS _headrace.state_{number}",
+        f"DROP TABLE IF EXISTS _headrace.events_{number}",
     ]
 
 

@@ -17,6 +17,7 @@ from headrace.store.behind import restore
 from headrace.store.connection import quoted
 from headrace.store.contract import ViewStatus, ViewWrite
 from headrace.store.finality import Passing
+from headrace.store.group_merge import EventGroupMerge
 from headrace.store.kinds import make_merge, make_schema
 from headrace.store.ledger import Ledger, Moved, StoredView, encode_offsets
 from headrace.store.merge import Merged, ViewMerge
@@ -211,6 +212,15 @@ class Views:
         before = self.stored[write.view].entry.watermark_microseconds
         after = write.watermark_microseconds
         return Passing(before, before if after is None else after)
+
+    def near_events(self, name: str, partials: pa.Table) -> pa.Table | None:
+        merge = self.merges[name]
+        assert isinstance(merge, EventGroupMerge), "only event groups keep events"
+        try:
+            found = merge.near_events(partials)
+        finally:
+            merge.clear()
+        return found
 
     def accept(self, tick: int, merged: Mapping[str, Merged], moved: Mapping[str, Moved]) -> None:
         """The tick is durable."""

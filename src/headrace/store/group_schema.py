@@ -1,0 +1,206 @@
+"""The SQL of a view by event group: what differs from other windows.
+
+Where groups begin and end depends on all events of a key before them. So the events are kept, each
+with the inputs of its aggregates, and a tick finds the groups of the keys it touches anew: from
+the last group that was open when its first event came, or else from that event on. What lies
+before can no longer be another way, since nothing was open there.
+
+    _headrace.events_N        keys, time, place in the log, whether it opens or closes, the
+                              watermark before it, whether it was late, ROWS, partials, values of
+                              distincts
+    _headrace.state_N         one row per group, as for every window; the place of its first event,
+                              and from when on it is final
+
+Events stay as long as the view does: a late event may reach back to any of them.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import pyarrow as pa
+
+from headrace.model.plan import (
+    BEYOND,
+    CLOSES,
+    LATE,
+    OPENS,
+    PANE,
+    PASSED,
+    POSITION,
+    ROWS,
+    BoundColumn,
+    BoundView,
+    EventGroup,
+)
+from headrace.model.types import DataType
+from headrace.store.connection import quoted, store_type
+from headrace.store.schema import BIGINT, REVISION, WINDOW_END, WINDOW_START, ViewSchema
+
+__all__ = ["EventGroupSchema"]
+
+INT = DataType("INT")
+BOOLEAN = DataType("BOOLEAN")
+ENDS = "_ends"  # BIGINT, microseconds: from this watermark on the group is final
+
+
+class EventGroupSchema(ViewSchema):
+    def __init__(self, view: BoundView, number: int) -> None:
+        super().__init__(view, number)
+        assert isinstance(view.plan.window, EventGroup)
+        self.ends, self.was_ends = ENDS, f"{self.prefix}was_ends"
+        self.timeout = view.plan.window.timeout_microseconds
+        self.events_table = f"_headrace.events_{number}"
+        own = [(PANE, BIGINT), *zip(POSITION, (INT, BIGINT), strict=True)]
+        own += [(OPENS, BOOLEAN), (CLOSES, BOOLEAN), (PASSED, BIGINT), (LATE, INT), (ROWS, BIGINT)]
+        values = [BoundColumn(d.name, d.type) for d in view.distincts]
+        self.events = (
+            *view.keys,
+            *(BoundColumn(name, type_) for name, type_ in own),
+            *view.partials,
+            *values,
+        )
+        p = self.prefix
+        self.key, self.since, self.staged = f"{p}key", f"{p}since", f"{p}staged"
+        self.group_number, self.gone = f"{p}group", f"{p}gone"
+        self._keys = [quoted(column.name) for column in view.keys]
+
+    def _more_group(self) -> tuple[BoundColumn, ...]:
+        return (BoundColumn(POSITION[0], INT), BoundColumn(POSITION[1], BIGINT))
+
+    def _more_state(self) -> tuple[BoundColumn, ...]:
+        return (BoundColumn(ENDS, BIGINT),)
+
+    @cached_property
+    def stage_schema(self) -> pa.Schema:
+        return pa.schema([*((c.name, c.type.arrow) for c in self.events), (BEYOND, pa.int32())])
+
+    @cached_property
+    def grouped_schema(self) -> pa.Schema:
+        """Events of touched keys with the number of their group."""
+        events = [(c.name, c.type.arrow) for c in self.events]
+        return pa.schema([*events, (self.staged, pa.bool_()), (self.group_number, pa.int64())])
+
+    @cached_property
+    def touched_schema(self) -> pa.Schema:
+        keys = [(c.name, c.type.arrow) for c in self.keys]
+        return pa.schema([*keys, (self.key, pa.int64()), (self.since, pa.int64())])
+
+    def create_statements(self) -> list[str]:
+        columns = ", ".join(f"{quoted(c.name)} {store_type(c.type)}" for c in self.events)
+        return [f"CREATE TABLE {self.events_table} ({columns})", *super().create_statements()]
+
+    def insert_events_sql(self, slot: str) -> str:
+        columns = ", ".join(quoted(c.name) for c in self.events)
+        return f"INSERT INTO {self.events_table} SELECT {columns} FROM {slot} WHERE {BEYOND} <= 0"
+
+    # The merge
+
+    def touched_keys_sql(self, stage: str, low: int) -> str:
+        """The staged keys, numbered, with the time from which on their groups are found anew. No
+        staged event is before `low`, a literal: so old parts of the state are not read."""
+        by = f" GROUP BY {', '.join(self._keys)}" if self._keys else ""
+        first, open_ = f"{self.prefix}first", f"{self.prefix}open"
+        names = "".join(f"k.{name}, " for name in self._keys)
+        firsts = ", ".join([*self._keys, f"min({PANE}) AS {first}"])
+        match = " AND ".join(
+            [
+                *self._same("s", "k"),
+                f"s.{open_} < k.{first}",
+                f"s.{open_} > k.{first} - {self.timeout}",
+            ]
+        )
+        recent = (
+            f"SELECT {', '.join([*self._keys, f'epoch_us({WINDOW_START}) AS {open_}'])} "
+            f"FROM {self.state_table} WHERE {WINDOW_START} > make_timestamptz({low - self.timeout})"
+        )
+        return (
+            f"SELECT {names}row_number() OVER () AS {self.key}, "
+            f"coalesce(max(s.{open_}), k.{first}) AS {self.since} "
+            f"FROM (SELECT {firsts} FROM {stage} WHERE {BEYOND} <= 0{by}) k "
+            f"LEFT JOIN ({recent}) s ON {match} GROUP BY {names}k.{first}"
+        )
+
+    def _same(self, left: str, right: str) -> list[str]:
+        return [f"{left}.{name} IS NOT DISTINCT FROM {right}.{name}" for name in self._keys]
+
+    def near_events_sql(self, stage: str, touched: str, low: int) -> str:
+        """The staged events and those they may be grouped with, in order."""
+        columns = [quoted(c.name) for c in self.events]
+        match = " AND ".join([*self._same("e", "t"), f"e.{PANE} >= t.{self.since}"])
+        chosen = ", ".join(columns)
+        both = (
+            f"SELECT {chosen}, false AS {self.staged} FROM {self.events_table} "
+            f"WHERE {PANE} > {low - self.timeout} "
+            f"UNION ALL SELECT {chosen}, true FROM {stage} WHERE {BEYOND} <= 0"
+        )
+        qualified = ", ".join(f"e.{name}" for name in (*columns, self.staged))
+        return (
+            f"SELECT {qualified}, t.{self.key} FROM ({both}) e JOIN {touched} t ON {match} "
+            f"ORDER BY t.{self.key}, e.{PANE}, e.{POSITION[0]}, e.{POSITION[1]}"
+        )
+
+    def near_groups_sql(self, touched: str, low: int) -> str:
+        """The groups as they are, of which some may become others."""
+        match = " AND ".join(
+            [*self._same("s", "t"), f"epoch_us(s.{WINDOW_START}) >= t.{self.since}"]
+        )
+        return (
+            f"SELECT {self.old_columns_sql()} FROM (SELECT s.* FROM {self.state_table} s "
+            f"SEMI JOIN {touched} t ON {match} "
+            f"WHERE s.{WINDOW_START} > make_timestamptz({low - self.timeout}))"
+        )
+
+    def group_sql(self, grouped: str, old: str) -> str:
+        """As `merge_sql`, of the groups that have other events than before; `gone` are rows
+        whose group is no more."""
+        state = [quoted(column.name) for column in self.state]
+        after = [quoted(name) for name in self.after]
+        place = " AND ".join(f"m.{name} = o.{name}" for name in POSITION)
+        chosen = ", ".join(
+            f"CASE WHEN m.{ROWS} IS NULL THEN o.{name} ELSE m.{name} END AS {name}"
+            for name in state
+        )
+        before = "".join(
+            f", o.{now} AS {quoted(was)}" for now, was in zip(after, self.before, strict=True)
+        )
+        is_same = f"o.{self.id} NOTNULL AND m.{ROWS} = o.{ROWS} AND NOT m.{self.staged}"
+        complete = (
+            f"SELECT {chosen}, o.{self.id}{before}, "
+            f"coalesce(o.{self.passes}, false) AS {self.passed}, m.{ROWS} IS NULL AS {self.gone}, "
+            f"o.{ENDS} AS {self.was_ends} "
+            f"FROM merged m FULL JOIN {old} o ON {place} WHERE NOT coalesce({is_same}, false)"
+        )
+        merged = f"merged AS MATERIALIZED ({self._merged_sql(grouped)})"
+        return f"WITH {merged}, {self._finished_sql(complete, [self.gone, self.was_ends])}"
+
+    def _changed_sql(self) -> str:
+        """Also where only the end differs, by which a row is final or not."""
+        return f"{super()._changed_sql()} OR {ENDS} IS DISTINCT FROM {self.was_ends}"
+
+    def _merged_sql(self, grouped: str) -> str:
+        first = f"min(({PANE}, {', '.join(POSITION)}))"
+        is_closed = f"bool_or({CLOSES})"
+        combined = [
+            f"CAST({partial.combine} AS {store_type(column.type)}) AS {quoted(column.name)}"
+            for partial, column in zip(self.view.plan.partials, self.view.partials, strict=True)
+        ]
+        counts = [
+            f"count(DISTINCT {quoted(d.name)}) AS {quoted(d.name)}" for d in self.view.distincts
+        ]
+        limit = f"min({PANE}) + {self.timeout}"
+        columns = [
+            *(f"any_value({name}) AS {name}" for name in self._keys),
+            f"make_timestamptz(min({PANE})) AS {WINDOW_START}",
+            f"({first})[2] AS {POSITION[0]}",
+            f"({first})[3] AS {POSITION[1]}",
+            f"make_timestamptz(CASE WHEN {is_closed} THEN max({PANE}) ELSE {limit} END)"
+            f" AS {WINDOW_END}",
+            f"CAST(sum(CASE WHEN {LATE} > 0 THEN {ROWS} ELSE 0 END) AS BIGINT) AS {REVISION}",
+            f"CAST(sum({ROWS}) AS BIGINT) AS {ROWS}",
+            *combined,
+            *counts,
+            f"CASE WHEN {is_closed} THEN max({PANE}) + 1 ELSE {limit} END AS {ENDS}",
+            f"bool_or({self.staged}) AS {self.staged}",
+        ]
+        return f"SELECT {', '.join(columns)} FROM {grouped} GROUP BY {self.group_number}"

@@ -35,13 +35,20 @@ from headrace.model.plan import (
 )
 from headrace.model.types import DataType
 from headrace.store.connection import quoted, store_type
-from headrace.store.schema import BIGINT, REVISION, WINDOW_END, WINDOW_START, ViewSchema
+from headrace.store.schema import (
+    BIGINT,
+    REVISION,
+    TIMESTAMP,
+    WINDOW_END,
+    WINDOW_START,
+    ViewSchema,
+)
 
 __all__ = ["EventGroupSchema"]
 
 INT = DataType("INT")
 BOOLEAN = DataType("BOOLEAN")
-ENDS = "_ends"  # BIGINT, microseconds: from this watermark on the group is final
+ENDS = "_ends"  # TIMESTAMP: the watermark from which on the group is final
 
 
 class EventGroupSchema(ViewSchema):
@@ -69,7 +76,7 @@ class EventGroupSchema(ViewSchema):
         return (BoundColumn(POSITION[0], INT), BoundColumn(POSITION[1], BIGINT))
 
     def _more_state(self) -> tuple[BoundColumn, ...]:
-        return (BoundColumn(ENDS, BIGINT),)
+        return (BoundColumn(ENDS, TIMESTAMP),)
 
     @cached_property
     def stage_schema(self) -> pa.Schema:
@@ -200,7 +207,8 @@ class EventGroupSchema(ViewSchema):
             f"CAST(sum({ROWS}) AS BIGINT) AS {ROWS}",
             *combined,
             *counts,
-            f"CASE WHEN {is_closed} THEN max({PANE}) + 1 ELSE {limit} END AS {ENDS}",
+            f"make_timestamptz(CASE WHEN {is_closed} THEN max({PANE}) + 1 ELSE {limit} END)"
+            f" AS {ENDS}",
             f"bool_or({self.staged}) AS {self.staged}",
         ]
         return f"SELECT {', '.join(columns)} FROM {grouped} GROUP BY {self.group_number}"

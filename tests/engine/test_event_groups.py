@@ -148,7 +148,7 @@ def test_late_events_are_judged_by_what_came_before_them(
     rig = make_rig(text, engine=EngineSettings(tick_rows_max=rows_max))
     run_through(rig, events, data)
     rows, counted = judged_model(placed(events), policy)
-    names = ("parcel", "since", "up_to", "steps", "total")
+    names = ("parcel", "since", "up_to", "steps", "total", "revision")
     found = rig.store.read_view("v", {}, [], 100_000, None).table.select(names)
     assert Counter(tuple(row.values()) for row in found.to_pylist()) == rows
     totals = rig.store.catalog()["v"].totals
@@ -190,7 +190,7 @@ def judged_model(
             is_beyond = bool(mine) and is_passed(mine[0], lowered)
             is_kept = {"REVISE": True, "SIDE": not is_late, "DROP": not is_late}
             if is_kept.get(policy, not is_beyond):
-                applied.append(event)
+                applied.append({**event, "is_late": is_late})
                 late_count += is_late
             else:
                 aside_count += 1
@@ -198,7 +198,8 @@ def judged_model(
         for group in groups_of(applied):
             weights = [e["weight"] for e in group if e["weight"] is not None]
             total = sum(weights) if weights else None
-            rows[(parcel, group[0]["at"], end_of(group), len(group), total)] += 1
+            revision = sum(e["is_late"] for e in group)
+            rows[(parcel, group[0]["at"], end_of(group), len(group), total, revision)] += 1
     return rows, (applied_count, late_count, aside_count)
 
 

@@ -196,7 +196,7 @@ def test_late_events_count_or_stay_out_by_the_log_alone(
     rig = make_rig(text, engine=EngineSettings(tick_rows_max=rows_max))
     rig.recorder.views = frozenset(["v"])
     run_through(rig, events, data)
-    names = ("sensor", "at", "total", "n")
+    names = ("sensor", "at", "total", "n", "revision")
     found = rig.store.read_view("v", {}, [], 100_000, None).table.select(names)
     shown = Counter(tuple(row.values()) for row in found.to_pylist())
     assert shown == late_model(placed(events), policy)
@@ -232,5 +232,6 @@ def late_model(events: list[dict[str, Any]], policy: str) -> Counter[tuple[Any, 
         ]
         values = [e["quantity"] for e in frame if e["quantity"] is not None]
         total = sum(values) if values else None
-        rows[(row["sensor"], row["at"], total, len(frame))] += 1
+        revision = sum(is_late(e, row) for e in frame)
+        rows[(row["sensor"], row["at"], total, len(frame), revision)] += 1
     return rows

@@ -55,7 +55,8 @@ class EventGroupSchema(ViewSchema):
     def __init__(self, view: BoundView, number: int) -> None:
         super().__init__(view, number)
         assert isinstance(view.plan.window, EventGroup)
-        self.ends, self.was_ends = ENDS, f"{self.prefix}was_ends"
+        self.ends = ENDS
+        self.was = self.was_ends = f"{self.prefix}was_ends"
         self.timeout = view.plan.window.timeout_microseconds
         self.events_table = f"_headrace.events_{number}"
         own = [(PANE, BIGINT), *zip(POSITION, (INT, BIGINT), strict=True)]
@@ -175,15 +176,15 @@ class EventGroupSchema(ViewSchema):
         complete = (
             f"SELECT {chosen}, o.{self.id}{before}, "
             f"coalesce(o.{self.passes}, false) AS {self.passed}, m.{ROWS} IS NULL AS {self.gone}, "
-            f"o.{ENDS} AS {self.was_ends} "
+            f"o.{ENDS} AS {self.was} "
             f"FROM merged m FULL JOIN {old} o ON {place} WHERE NOT coalesce({is_same}, false)"
         )
         merged = f"merged AS MATERIALIZED ({self._merged_sql(grouped)})"
-        return f"WITH {merged}, {self._finished_sql(complete, [self.gone, self.was_ends])}"
+        return f"WITH {merged}, {self._finished_sql(complete, [self.gone, self.was])}"
 
     def _changed_sql(self) -> str:
         """Also where only the end differs, by which a row is final or not."""
-        return f"{super()._changed_sql()} OR {ENDS} IS DISTINCT FROM {self.was_ends}"
+        return f"{super()._changed_sql()} OR {ENDS} IS DISTINCT FROM {self.was}"
 
     def _merged_sql(self, grouped: str) -> str:
         first = f"min(({PANE}, {', '.join(POSITION)}))"

@@ -8,6 +8,7 @@ of every insert is made once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import duckdb
 import pyarrow as pa
 
 from headrace.model.errors import StoreError, StoreLockedError
+from headrace.model.plan import BoundColumn
 from headrace.model.settings import StoreSettings
 from headrace.model.types import DataType
 
@@ -24,6 +26,7 @@ __all__ = [
     "arrow_table",
     "conformed",
     "connect",
+    "matched",
     "quoted",
     "store_type",
     "text_literal",
@@ -144,3 +147,15 @@ def store_type(type_: DataType) -> str:
         inner = ", ".join(f"{quoted(name)} {store_type(field)}" for name, field in type_.fields)
         return f"STRUCT({inner})"
     return _STORE_NAMES.get(type_.name, type_.name)
+
+
+def matched(
+    left: str, right: str, keys: Sequence[BoundColumn], group: Sequence[BoundColumn]
+) -> str:
+    """The condition that two rows have equal columns of `group`; only `keys` can be NULL."""
+    parts = [
+        f"{left}.{quoted(c.name)} {'IS NOT DISTINCT FROM' if c in keys else '='} "
+        f"{right}.{quoted(c.name)}"
+        for c in group
+    ]
+    return " AND ".join(parts) or "true"

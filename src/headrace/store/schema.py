@@ -30,7 +30,7 @@ from headrace.model.plan import (
     Window,
 )
 from headrace.model.types import DataType
-from headrace.store.connection import quoted, store_type
+from headrace.store.connection import matched, quoted, store_type
 from headrace.store.finality import FINAL, Passing, final_sql
 
 __all__ = ["ViewSchema"]
@@ -389,15 +389,3 @@ class ViewSchema:
             f"SELECT g.* FROM ({self.values_sql(slot)}) g "
             f"ANTI JOIN {self.values_table(index)} v ON v.{VALUE} = g.{VALUE} AND {match}"
         )
-
-
-def matched(
-    left: str, right: str, keys: Sequence[BoundColumn], group: Sequence[BoundColumn]
-) -> str:
-    """The condition that two rows have equal columns of `group`; only `keys` can be NULL."""
-    parts = [
-        f"{left}.{quoted(c.name)} {'IS NOT DISTINCT FROM' if c in keys else '='} "
-        f"{right}.{quoted(c.name)}"
-        for c in group
-    ]
-    return " AND ".join(parts) or "true"

@@ -26,7 +26,7 @@ from headrace.model.plan import (
     BoundView,
     SessionWindow,
 )
-from headrace.store.connection import quoted
+from headrace.store.connection import matched, quoted
 from headrace.store.schema import (
     BIGINT,
     REVISION,
@@ -34,7 +34,6 @@ from headrace.store.schema import (
     WINDOW_END,
     WINDOW_START,
     ViewSchema,
-    matched,
 )
 
 __all__ = ["SessionSchema"]

@@ -61,6 +61,7 @@ def test_it_covers_every_path_of_the_contract() -> None:
         ("POST", "/v1/deadletters/resubmit"),
         ("POST", "/v1/deadletters/discard"),
         ("GET", "/v1/streams"),
+        ("GET", "/v1/streams/{stream}/completeness"),
         ("GET", "/openapi.json"),
         ("GET", "/healthz"),
         ("GET", "/readyz"),

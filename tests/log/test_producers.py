@@ -11,8 +11,16 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.log import producers as limits
-from headrace.log.contract import Gap, Group, ProducerRange, Receipt, heard_note, repeat_note
+from headrace.log.contract import (
+    GAPS_MAX,
+    LINES_MAX,
+    Gap,
+    Group,
+    ProducerRange,
+    Receipt,
+    heard_note,
+    repeat_note,
+)
 from headrace.log.producers import Producers
 
 STEP = st.tuples(
@@ -83,19 +91,19 @@ def test_reports_are_paged_and_bounded() -> None:
     for n in range(5):
         producers.heard("s", f"p{n}", 1)
         producers.heard("other", f"p{n}", 1)
-    for epoch in range(limits.LINES_MAX + 1):
+    for epoch in range(LINES_MAX + 1):
         producers.add([ProducerRange("s", "p1", epoch, 0, 1)], 2)
-    for first in range(0, 2 * limits.GAPS_MAX + 4, 2):
+    for first in range(0, 2 * GAPS_MAX + 4, 2):
         producers.add([ProducerRange("s", "p2", 0, first, 1)], 2)
     assert [r.producer for r in producers.reports("s", "", 3)] == ["p0", "p1", "p2"]
     assert [r.producer for r in producers.reports("s", "p2", 3)] == ["p3", "p4"]
     _, many_lines, many_gaps = producers.reports("s", "", 3)
-    assert (len(many_lines.lines), many_lines.lines_truncated) == (limits.LINES_MAX, True)
-    assert many_lines.lines[0].epoch == limits.LINES_MAX
-    assert many_lines.resets == limits.LINES_MAX
+    assert (len(many_lines.lines), many_lines.lines_truncated) == (LINES_MAX, True)
+    assert many_lines.lines[0].epoch == LINES_MAX
+    assert many_lines.resets == LINES_MAX
     (line,) = many_gaps.lines
-    assert (len(line.gaps), line.gaps_truncated) == (limits.GAPS_MAX, True)
-    assert line.missing == limits.GAPS_MAX + 1
+    assert (len(line.gaps), line.gaps_truncated) == (GAPS_MAX, True)
+    assert line.missing == GAPS_MAX + 1
 
 
 def test_who_is_quiet_is_told_per_stream() -> None:

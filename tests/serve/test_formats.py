@@ -19,7 +19,15 @@ from hypothesis import strategies as st
 from headrace.model.errors import QueryError, RequestError
 from headrace.serve.formats import ARROW, CSV, JSON, NDJSON, Answer, AnswerFreshness, choose, encode
 
-FRESHNESS = AnswerFreshness(3, 1_000_000, None, 5)
+FRESHNESS = AnswerFreshness(
+    3,
+    1_000_000,
+    None,
+    5,
+    2,
+    ("sensör-7",),
+    "nothing final yet; 2 events missing; sensör-7 silent for 4 min",
+)
 LINE_CHARACTERS = st.characters(codec="utf-8", exclude_characters="\r\n")
 MOMENTS = st.datetimes(timezones=st.just(UTC))
 
@@ -108,6 +116,9 @@ def test_json_and_ndjson_hold_every_value_exactly(table: pa.Table) -> None:
         "committed_at": "1970-01-01T00:00:01.000000Z",
         "complete_up_to": None,
         "pending_events": 5,
+        "missing_events": 2,
+        "silent_producers": ["sensör-7"],
+        "text": "nothing final yet; 2 events missing; sensör-7 silent for 4 min",
     }
     lines = _encode(table, NDJSON).decode().split("\n")
     assert lines.pop() == ""

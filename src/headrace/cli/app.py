@@ -27,6 +27,7 @@ VERBS = (
     "query",
     "tail",
     "status",
+    "completeness",
     "why",
     "deadletters",
     "token",

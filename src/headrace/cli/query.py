@@ -37,8 +37,6 @@ def freshness_line(freshness: dict[str, Any]) -> str:
     if not freshness.get("tick"):
         return "no tick yet"
     parts = [f"tick {freshness['tick']:,}", f"committed {freshness['committed_at']}"]
-    if freshness.get("complete_up_to"):
-        parts.append(f"complete up to {freshness['complete_up_to']}")
-    if freshness.get("pending_events") is not None:
-        parts.append(f"{freshness['pending_events']:,} events pending")
+    if freshness.get("text"):
+        parts.append(freshness["text"])
     return " · ".join(parts)

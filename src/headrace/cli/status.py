@@ -64,7 +64,7 @@ def _show(answer: dict[str, Any]) -> None:
     views = answer.get("views", {})
     if views:
         print_table(
-            ("view", "state", "from", "pending", "complete up to", "applied", "late", "dead", ""),
+            ("view", "state", "from", "freshness", "applied", "late", "dead", ""),
             [_view_row(name, view) for name, view in views.items()],
         )
 
@@ -75,8 +75,7 @@ def _view_row(name: str, view: dict[str, Any]) -> tuple[Any, ...]:
         name,
         view["state"],
         view["stream"],
-        view["pending_events"],
-        view["watermark"],
+        view["freshness"],
         counts.get("applied"),
         counts.get("late"),
         counts.get("dead"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
@@ -22,12 +23,16 @@ Row = dict[str, Any]
 @dataclass(frozen=True)
 class Freshness:
     """`tick` can be given to subscribe(after=…) to go on from the answer without a gap.
-    `complete_up_to` None means that it is not known."""
+    `complete_up_to` None means that it is not known; `missing_events` and `silent_producers` None
+    that nobody watches producers. `text` says it all in words."""
 
     tick: int
     committed_at: datetime | None
     complete_up_to: datetime | None
     pending_events: int
+    missing_events: int | None = None
+    silent_producers: tuple[str, ...] | None = None
+    text: str = ""
 
     @classmethod
     def from_headers(cls, headers: Mapping[str, str]) -> Freshness:
@@ -36,6 +41,9 @@ class Freshness:
             _time(headers.get("headrace-committed-at")),
             _time(headers.get("headrace-complete-up-to")),
             int(headers["headrace-pending-events"]),
+            _whole(headers.get("headrace-missing-events")),
+            _names(headers.get("headrace-silent-producers")),
+            headers.get("headrace-freshness", ""),
         )
 
     @classmethod
@@ -45,11 +53,22 @@ class Freshness:
             _time(document["committed_at"]),
             _time(document["complete_up_to"]),
             document["pending_events"],
+            document.get("missing_events"),
+            None if (silent := document.get("silent_producers")) is None else tuple(silent),
+            document.get("text", ""),
         )
 
 
 def _time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
+
+
+def _whole(text: str | None) -> int | None:
+    return None if text is None else int(text)
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else tuple(json.loads(text))
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,8 @@ import logging
 import re
 import time
 from collections.abc import Awaitable, Callable
-from functools import lru_cache
 from typing import Any
-from urllib.parse import parse_qs, quote
+from urllib.parse import quote
 
 import msgspec
 
@@ -21,10 +20,12 @@ from headrace.gateway.access import ANY_TOKEN, Access
 from headrace.gateway.bodies import BodyKind, body_kind, check_encoding
 from headrace.gateway.cloudevents import binary_key, is_binary
 from headrace.gateway.committer import Committer
+from headrace.gateway.completeness import PRODUCERS_MAX, ProducerWatch
 from headrace.gateway.deadletters import LIST_MAX, DeadLetters
 from headrace.gateway.heartbeats import Heartbeats
 from headrace.gateway.metrics import Metrics
 from headrace.gateway.openapi import openapi_body
+from headrace.gateway.parameters import number_parameter, read_parameters, stream_parameter
 from headrace.gateway.problems import Response, problem_response
 from headrace.gateway.proxy import EngineAway, EngineProxy
 from headrace.gateway.reading import BodyReader
@@ -48,7 +49,7 @@ logger = logging.getLogger("headrace.gateway")
 Handler = Callable[[Any, Any], Awaitable["Response | None"]]
 
 _VIEW_PATH = re.compile(r"/v1/views/([^/]+)(?:/(changes|deadletters|rebuild|snapshot))?")
-_QUERY_STRING_CHARACTERS_MAX = 8_192
+_COMPLETENESS_PATH = re.compile(r"/v1/streams/([^/]+)/completeness")
 _ADMIN_BODY_BYTES_MAX = 4 * 1024 * 1024
 _QUERY_BODY_BYTES_MAX = 1 * 1024 * 1024
 _ENGINE_ANSWER_SECONDS_MAX = 2.0
@@ -67,8 +68,10 @@ class GatewayApp:
         reader: LogReader,
         proxy: EngineProxy,
         metrics: Metrics,
+        watch: ProducerWatch,
     ) -> None:
         self._project = project
+        self._watch = watch
         self._access = access
         self._committer = committer
         self._proxy = proxy
@@ -145,7 +148,7 @@ class GatewayApp:
 
     async def _events(self, scope: Any, protocol: Any) -> Response:
         headers = scope.headers
-        name = _stream_parameter(scope.query_string)
+        name = stream_parameter(scope.query_string)
         stream = self._streams.get(name) or self._streams.get(name.lower())
         self._access.check(headers, scope.authority, f"ingest:{stream or name}")
         if stream is None:
@@ -208,6 +211,8 @@ class GatewayApp:
             view = _VIEW_PATH.fullmatch(path)
             if view is not None:
                 routes = self._view_routes[view.group(2)]
+            elif _COMPLETENESS_PATH.fullmatch(path):
+                routes = {"GET": ("query", self._completeness)}
             elif path == "/v1/events":
                 routes = {"POST": ("admin", self._forward)}
             else:
@@ -252,18 +257,31 @@ class GatewayApp:
     # ------------------------------------------------------------------------------ the gateway's
 
     async def _list_deadletters(self, scope: Any, protocol: Any) -> Response:
-        parameters = _parameters(scope.query_string)
+        parameters = read_parameters(scope.query_string)
         stream = parameters.get("stream", [None])[0]
         if stream is not None:
-            known = self._streams.get(stream) or self._streams.get(stream.lower())
-            if known is None:
-                raise RequestError(
-                    404, "unknown-stream", f"there is no stream {stream[:100]!r}", hint=""
-                )
-            stream = known
-        after = _number_parameter(parameters, "after", -1, -1, 2**62)
-        limit = _number_parameter(parameters, "limit", 100, 1, LIST_MAX)
+            stream = self._known_stream(stream)
+        after = number_parameter(parameters, "after", -1, -1, 2**62)
+        limit = number_parameter(parameters, "limit", 100, 1, LIST_MAX)
         page = await asyncio.to_thread(self._deadletters.list, stream, after, limit)
+        return 200, JSON_HEADERS, msgspec.json.encode(page)
+
+    def _known_stream(self, name: str) -> str:
+        known = self._streams.get(name) or self._streams.get(name.lower())
+        if known is None:
+            raise RequestError(
+                404, "unknown-stream", f"there is no stream {name[:100]!r}", hint="see /v1/streams"
+            )
+        return known
+
+    async def _completeness(self, scope: Any, protocol: Any) -> Response:
+        named = _COMPLETENESS_PATH.fullmatch(scope.path)
+        assert named is not None
+        stream = self._known_stream(named.group(1))
+        parameters = read_parameters(scope.query_string)
+        after = parameters.get("after", [""])[0]
+        limit = number_parameter(parameters, "limit", 100, 1, PRODUCERS_MAX)
+        page = await asyncio.to_thread(self._watch.document, stream, after, limit)
         return 200, JSON_HEADERS, msgspec.json.encode(page)
 
     async def _resubmit(self, scope: Any, protocol: Any) -> Response:
@@ -337,36 +355,3 @@ def _stopping() -> RequestError:
         hint="send again when it is back",
         retry_after_seconds=2,
     )
-
-
-@lru_cache(maxsize=1_024)
-def _stream_parameter(query_string: str) -> str:
-    return _parameters(query_string).get("name", [""])[0]
-
-
-def _parameters(query_string: str) -> dict[str, list[str]]:
-    if len(query_string) > _QUERY_STRING_CHARACTERS_MAX:
-        raise RequestError(
-            422, "bad-parameter", "the query string is too long", hint="send fewer parameters"
-        )
-    return parse_qs(query_string, keep_blank_values=True)
-
-
-def _number_parameter(
-    parameters: dict[str, list[str]], name: str, default: int, smallest: int, largest: int
-) -> int:
-    if name not in parameters:
-        return default
-    text = parameters[name][0]
-    try:
-        number = int(text) if len(text) <= 20 else largest + 1
-    except ValueError:
-        number = smallest - 1
-    if not smallest <= number <= largest:
-        raise RequestError(
-            422,
-            "bad-parameter",
-            f"{name} must be a whole number from {smallest} to {largest}",
-            hint=f"{name}={default}",
-        )
-    return number

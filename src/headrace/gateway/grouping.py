@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.gateway.decoding import Entry, StreamRows, positions_of_rows
+from headrace.gateway.numbering import newest_event_times
 from headrace.gateway.partitioning import partition_of_text, partitions_of_rows
 from headrace.gateway.problems import Response
 from headrace.gateway.requests import (
@@ -27,6 +28,7 @@ from headrace.gateway.requests import (
     answer_body,
 )
 from headrace.log.contract import (
+    NO_EVENT_TIME,
     QUALITY,
     SKEW,
     DeadLetter,
@@ -35,6 +37,7 @@ from headrace.log.contract import (
     PartitionBatch,
     ProducerRange,
     Receipt,
+    repeat_note,
     stored_schema,
 )
 from headrace.model.definitions import Stream
@@ -112,13 +115,13 @@ class GroupBuilder:
         stream = rows.stream
         dropped: list[npt.NDArray[np.int64]] = []
         kept_counts: list[int] = []
-        for entry in rows.entries:
+        for entry, newest in zip(rows.entries, newest_event_times(rows), strict=True):
             kept = entry.end - entry.start
             if entry.request.retry_key is None and not entry.rejected:
                 response: Response = (200, JSON_HEADERS, answer_body(kept, []))
                 making.fresh.append((entry.request, response))
             else:
-                lost = self._add_entry(stream, entry, making)
+                lost = self._add_entry(stream, entry, newest, making)
                 if lost is None:  # a retry or a refusal: none of it is stored
                     lost = np.arange(entry.start, entry.end)
                 if len(lost):
@@ -129,7 +132,7 @@ class GroupBuilder:
             self._add_rows(rows, kept_counts, dropped, making)
 
     def _add_entry(
-        self, stream: Stream, entry: Entry, making: _Making
+        self, stream: Stream, entry: Entry, newest: int, making: _Making
     ) -> npt.NDArray[np.int64] | None:
         """The rows of the entry that are stored already; None if nothing of it is to be stored."""
         request = entry.request
@@ -146,7 +149,7 @@ class GroupBuilder:
         retried = 0
         if isinstance(request.retry_key, ProducerKey) and entry.count:
             line = request.retry_key
-            wanted = ProducerRange(stream.name, line.producer, line.epoch, line.first, entry.count)
+            wanted = _numbers(stream, line, entry.count, newest)
             present = self._present(wanted, making)
             if present.any():
                 retried = int(present.sum())
@@ -187,6 +190,10 @@ class GroupBuilder:
             _add(making.refused, stream, entry.count)
             return
         _add(making.retried if in_group else making.retried_before, stream, entry.count)
+        line = entry.request.retry_key
+        if isinstance(line, ProducerKey) and entry.count:
+            again = _numbers(stream, line, entry.count)
+            making.receipts.append(repeat_note(entry.request.received_at_microseconds, again))
         outcomes = making.fresh if in_group else making.settled
         outcomes.append((entry.request, (200, RETRIED_HEADERS, first.answer)))
 
@@ -280,6 +287,12 @@ def _measured(
             producer = key.producer if isinstance(key, ProducerKey) else ""
             yield MeasuredSkews(stream.name, producer, known, judged)
             start += count
+
+
+def _numbers(
+    stream: Stream, line: ProducerKey, count: int, newest: int = NO_EVENT_TIME
+) -> ProducerRange:
+    return ProducerRange(stream.name, line.producer, line.epoch, line.first, count, newest)
 
 
 def receipt_key(stream: Stream, request: EventsRequest, count: int) -> bytes | None:

@@ -34,6 +34,7 @@ class Metrics(Collector):
         self.queue: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.forwarding: Callable[[], int] = lambda: 0
         self.is_healthy: Callable[[], bool] = lambda: True
+        self.producers: Callable[[], Iterable[Metric]] = lambda: ()
         self._registry = CollectorRegistry()
         self._group_events = Histogram(
             "headrace_gateway_group_events",
@@ -122,6 +123,7 @@ class Metrics(Collector):
         yield GaugeMetricFamily(
             "headrace_gateway_healthy", "1 while the log can be written", int(self.is_healthy())
         )
+        yield from self.producers()
 
     def _clock_events(self) -> Metric:
         judged = CounterMetricFamily(

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.gateway.completeness import PRODUCERS_MAX
 from headrace.gateway.openapi_schemas import Json, openapi_schemas
 from headrace.gateway.requests import (
     IDEMPOTENCY_KEY_CHARACTERS_MAX,
@@ -47,7 +48,8 @@ def openapi_document() -> Json:
             "version": "1",
             "description": "Send events, read views that stay exact and live.",
         },
-        "paths": {**_event_paths(), **_dead_letter_paths(), **_view_paths(), **_own_paths()},
+        "paths": {**_event_paths(), **_dead_letter_paths(), **_view_paths(), **_own_paths()}
+        | _completeness_paths(),
         "components": {
             "schemas": openapi_schemas(),
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
@@ -171,6 +173,30 @@ def _event_paths() -> Json:
                 },
             )
         },
+    }
+
+
+def _completeness_paths() -> Json:
+    limit = {"type": "integer", "minimum": 1, "maximum": PRODUCERS_MAX}
+    return {
+        "/v1/streams/{stream}/completeness": {
+            "get": _operation(
+                "showCompleteness",
+                "Gaps in sequence numbers, and producers that have gone silent.",
+                {
+                    "200": _answer("A page.", _reference("Completeness")),
+                    **_problems(404, 422, 503),
+                },
+                scope="query",
+                parameters=[
+                    _parameter(
+                        "stream", {"type": "string"}, "The stream.", place="path", required=True
+                    ),
+                    _parameter("after", {"type": "string"}, "Only producers after this name."),
+                    _parameter("limit", limit, "At most so many producers; default 100."),
+                ],
+            )
+        }
     }
 
 

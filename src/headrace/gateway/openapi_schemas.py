@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from headrace.gateway.completeness import PRODUCERS_MAX
 from headrace.gateway.requests import ERRORS_LISTED_MAX
+from headrace.log.contract import GAPS_MAX, LINES_MAX
 
 __all__ = ["Json", "openapi_schemas"]
 
@@ -44,6 +46,9 @@ def openapi_schemas() -> Json:
             "committed_at": text_or_null,
             "complete_up_to": text_or_null,
             "pending_events": number,
+            "missing_events": {"type": ["integer", "null"]},
+            "silent_producers": {"type": ["array", "null"], "items": text},
+            "text": text,
         }
     )
     return {
@@ -80,6 +85,7 @@ def openapi_schemas() -> Json:
                 },
             }
         ),
+        "Completeness": _completeness(),
         "Rows": _object(
             {
                 "rows": {"type": "array", "items": {"type": "object"}},
@@ -100,3 +106,42 @@ def openapi_schemas() -> Json:
             }
         ),
     }
+
+
+def _completeness() -> Json:
+    text: Json = {"type": "string"}
+    number: Json = {"type": "integer"}
+    text_or_null, truth = {"type": ["string", "null"]}, {"type": "boolean"}
+    gap = _object({"first": number, "last": number, "noticed_at": text})
+    counted = dict.fromkeys(("missing_events", "late_fills", "duplicates"), number)
+    line = _object(
+        {
+            **dict.fromkeys(("epoch", "lowest", "highest", "present"), number),
+            **counted,
+            "start_is_known": truth,
+            "gaps": {"type": "array", "items": gap, "maxItems": GAPS_MAX},
+            "gaps_truncated": truth,
+            "first_received_at": text,
+            "last_received_at": text,
+            "last_event_time": text_or_null,
+        }
+    )
+    producer = _object(
+        {
+            "producer": text,
+            "heard_at": text,
+            "silent_for_seconds": {"type": ["number", "null"]},
+            "resets": number,
+            "epochs": {"type": "array", "items": line, "maxItems": LINES_MAX},
+            "epochs_truncated": truth,
+        }
+    )
+    whole = dict.fromkeys(("producers", "silent_producers", "resets"), number)
+    return _object(
+        {
+            "stream": text,
+            "summary": _object({**whole, **counted, "text": text}),
+            "producers": {"type": "array", "items": producer, "maxItems": PRODUCERS_MAX},
+            "next_after": text_or_null,
+        }
+    )

@@ -24,6 +24,7 @@ from granian.server.embed import Server
 from headrace.gateway.access import Access
 from headrace.gateway.app import GatewayApp
 from headrace.gateway.committer import Committer
+from headrace.gateway.completeness import ProducerWatch
 from headrace.gateway.deadletters import finish_resubmissions
 from headrace.gateway.idle import IdleWatch
 from headrace.gateway.metrics import Metrics
@@ -156,7 +157,9 @@ async def _serve(
     metrics.violations = lambda: committer.conservation.violations
     finish_resubmissions(settings, writer, reader, committer.decoders)
     proxy = EngineProxy(settings)
-    app = GatewayApp(settings, project, access, committer, reader, proxy, metrics)
+    watch = ProducerWatch(settings, project, writer)
+    metrics.producers = watch.metrics
+    app = GatewayApp(settings, project, access, committer, reader, proxy, metrics, watch)
     metrics.forwarding = lambda: len(app.forwarding)
     server = Server(
         app,
@@ -177,6 +180,7 @@ async def _serve(
     committer.start()
     sweeping = loop.create_task(app.sweep())
     watching = loop.create_task(IdleWatch(project.streams, committer, reader).run())
+    producers = loop.create_task(watch.watch())
     serving = loop.create_task(server.serve())
     waiting = loop.create_task(stopping.wait())
     await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
@@ -189,7 +193,9 @@ async def _serve(
         waiting.cancel()
         sweeping.cancel()
         watching.cancel()
+        producers.cancel()
         await asyncio.to_thread(committer.close)
+        watch.close()
         proxy.close()
         address_file.unlink(missing_ok=True)
         logger.info("stopped; everything acknowledged is durable")

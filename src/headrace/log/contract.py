@@ -16,6 +16,8 @@ from headrace.model.definitions import Stream
 
 __all__ = [
     "EVENT_TIME",
+    "GAPS_MAX",
+    "LINES_MAX",
     "QUALITIES",
     "QUALITY",
     "RECEIVED_AT",
@@ -41,6 +43,8 @@ __all__ = [
 ]
 
 RECEIVED_AT = "_received_at"  # TIMESTAMP, when the gateway had the request; in every stream
+LINES_MAX = 20  # number lines in a report, of one producer
+GAPS_MAX = 100  # gaps in a report, of one number line
 NO_EVENT_TIME = -(2**63)  # the running maximum before the first event of a partition
 
 # Only in streams with clocks, between the stream's own columns and RECEIVED_AT:

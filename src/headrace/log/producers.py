@@ -12,15 +12,20 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from headrace.log.contract import Completeness, ProducerRange, ProducerReport
+from headrace.log.contract import (
+    GAPS_MAX,
+    LINES_MAX,
+    Completeness,
+    ProducerRange,
+    ProducerReport,
+)
 from headrace.log.numbers import LineRecord, NumberLine
 from headrace.model.errors import ProducerGapsError
 
-__all__ = ["GAPS_MAX", "LINES_MAX", "Producers", "WriterRecord"]
+__all__ = ["Producers", "WriterRecord"]
 
 INTERVALS_TOTAL_MAX = 1_000_000
-LINES_MAX = 20  # in a report, of one producer
-GAPS_MAX = 100  # in a report, of one line
+GAPS_TOTAL_MAX = 10_000  # in a report, of all; then lines come without gaps, marked as truncated
 
 _Line = tuple[str, str, int]  # stream (lower case), producer, epoch
 _Writer = tuple[str, str]
@@ -132,13 +137,19 @@ class Producers:
         """The next `limit` producers of the stream by name."""
         low = stream.lower()
         names = (name for of, name in self._writers if of == low and name > after)
-        return [self._report(low, name) for name in heapq.nsmallest(limit, names)]
+        found: list[ProducerReport] = []
+        gaps_left = GAPS_TOTAL_MAX
+        for name in heapq.nsmallest(limit, names):
+            found.append(self._report(low, name, min(GAPS_MAX, gaps_left)))
+            gaps_left -= sum(len(line.gaps) for line in found[-1].lines)
+            gaps_left = max(gaps_left, 0)
+        return found
 
-    def _report(self, stream: str, producer: str) -> ProducerReport:
+    def _report(self, stream: str, producer: str, gaps_max: int) -> ProducerReport:
         known = self._writers[stream, producer]
         epochs = sorted(known.epochs, reverse=True)
         lines = tuple(
-            self._lines[stream, producer, epoch].report(epoch, GAPS_MAX)
+            self._lines[stream, producer, epoch].report(epoch, gaps_max)
             for epoch in epochs[:LINES_MAX]
         )
         return ProducerReport(producer, known.heard, known.resets, lines, len(epochs) > LINES_MAX)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -27,12 +28,17 @@ ANSWER_BYTES_MAX = 64 * 1024 * 1024
 @dataclass(frozen=True)
 class AnswerFreshness:
     """How fresh an answer is. It never claims more than the rows hold: the watermark and the
-    pending events are asked for before the rows are read."""
+    pending events are asked for before the rows are read. `missing_events` and `silent_producers`
+    (the names of at most SILENT_NAMED_MAX) are None where nobody watches producers; `text` says it
+    all in words."""
 
     tick: int
     committed_at_microseconds: int | None
     complete_up_to_microseconds: int | None
     pending_events: int
+    missing_events: int | None = None
+    silent_producers: tuple[str, ...] | None = None
+    text: str = ""
 
     def document(self) -> dict[str, object]:
         return {
@@ -40,21 +46,37 @@ class AnswerFreshness:
             "committed_at": _text(self.committed_at_microseconds),
             "complete_up_to": _text(self.complete_up_to_microseconds),
             "pending_events": self.pending_events,
+            "missing_events": self.missing_events,
+            "silent_producers": self.silent_producers,
+            "text": self.text,
         }
 
     def headers(self) -> list[tuple[str, str]]:
-        """A time that is not known has no header."""
+        """What is not known has no header. Names are a JSON array in ASCII."""
+        silent = self.silent_producers
         headers = {
             "headrace-tick": str(self.tick),
             "headrace-committed-at": _text(self.committed_at_microseconds),
             "headrace-complete-up-to": _text(self.complete_up_to_microseconds),
             "headrace-pending-events": str(self.pending_events),
+            "headrace-missing-events": _number(self.missing_events),
+            "headrace-silent-producers": None if silent is None else json.dumps(silent),
+            "headrace-freshness": _header_text(self.text),
         }
         return [(name, value) for name, value in headers.items() if value is not None]
 
 
 def _text(microseconds: int | None) -> str | None:
     return None if microseconds is None else timestamp_text(microseconds)
+
+
+def _number(value: int | None) -> str | None:
+    return None if value is None else str(value)
+
+
+def _header_text(text: str) -> str:
+    """Other than printable ASCII becomes "?": a header holds nothing else safely."""
+    return "".join(c if " " <= c <= "~" else "?" for c in text)
 
 
 @dataclass(frozen=True)

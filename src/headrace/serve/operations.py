@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -12,7 +12,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from headrace.model.errors import QueryError, RequestError
-from headrace.serve.control import EngineStatus
+from headrace.serve.completeness import freshness_text
+from headrace.serve.control import EngineStatus, ViewReport
 from headrace.serve.http import Request, Response, json_response
 from headrace.serve.services import Services
 from headrace.serve.text import timestamp_text
@@ -26,7 +27,9 @@ async def health(services: Services, request: Request, name: str) -> Response:
 
 async def status(services: Services, request: Request, name: str) -> Response:
     def read() -> bytes:
-        return msgspec.json.encode(status_document(services.control.status()))
+        engine = services.control.status()
+        texts = {name: _freshness(services, report) for name, report in engine.views.items()}
+        return msgspec.json.encode(status_document(engine, texts))
 
     return json_response(await services.reads.run(read))
 
@@ -35,7 +38,17 @@ def _time(microseconds: int | None) -> str | None:
     return None if microseconds is None else timestamp_text(microseconds)
 
 
-def status_document(engine: EngineStatus) -> dict[str, Any]:
+def _freshness(services: Services, report: ViewReport) -> str:
+    completeness = services.completeness
+    return freshness_text(
+        report.watermark_microseconds,
+        report.pending_events,
+        completeness.of_streams([report.stream]),
+        completeness.now_microseconds,
+    )
+
+
+def status_document(engine: EngineStatus, freshness: Mapping[str, str]) -> dict[str, Any]:
     return {
         "engine": {
             "state": engine.state,
@@ -55,6 +68,7 @@ def status_document(engine: EngineStatus) -> dict[str, Any]:
                 "pending_events": report.pending_events,
                 "watermark": _time(report.watermark_microseconds),
                 "held_back_by": report.held_back_by,
+                "freshness": freshness[name],
                 "counts": dataclasses.asdict(report.counts),
             }
             for name, report in engine.views.items()

@@ -21,10 +21,13 @@ from pathlib import Path
 from granian.constants import HTTPModes, Interfaces
 from granian.server.embed import Server as GranianServer
 
+from headrace.model.completeness import COMPLETENESS_FILE
 from headrace.model.errors import EngineError
 from headrace.model.settings import Settings
 from headrace.serve.application import Application
+from headrace.serve.completeness import Completeness
 from headrace.serve.control import Control
+from headrace.serve.progress import ProgressReader
 from headrace.serve.services import Services
 from headrace.serve.subscriptions import Hub
 from headrace.store.contract import Store, ViewChange
@@ -136,8 +139,11 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._stopping = asyncio.Event()
         subscribers_max = self._settings.store.subscribers_max
-        hub = Hub(self._loop, self._store, self._control, subscribers_max)
-        services = Services(self._store, self._control, self._settings, hub)
+        file = self._settings.run_directory / COMPLETENESS_FILE
+        completeness = Completeness(file, self._store)
+        progress = ProgressReader(self._control, completeness)
+        hub = Hub(self._loop, self._store, progress, subscribers_max)
+        services = Services(self._store, self._control, self._settings, hub, completeness)
         connections_max = subscribers_max + CONNECTIONS_BESIDE_SUBSCRIBERS_MAX
         server = GranianServer(
             Application(services, self._secret),

@@ -5,17 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from headrace.model.errors import QueryError, RequestError
 from headrace.model.settings import Settings
+from headrace.serve.completeness import Completeness
 from headrace.serve.control import Control
-from headrace.serve.formats import AnswerFreshness
 from headrace.serve.pool import Pool
+from headrace.serve.progress import Progress, ProgressReader
 from headrace.serve.subscriptions import Hub
-from headrace.store.contract import Freshness, Store
+from headrace.store.contract import Store
 
-__all__ = ["Progress", "Services"]
+__all__ = ["Services"]
 
 READS_AT_ONCE_MAX = 4
 READS_WAITING_MAX = 256
@@ -23,29 +23,21 @@ READS_WAITING_MAX = 256
 _WORD = re.compile(r"\w+")
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far the views behind an answer had come, asked before their rows are read, so that the
-    answer holds at least this much."""
-
-    complete_up_to_microseconds: int | None
-    pending_events: int
-
-    def at(self, freshness: Freshness) -> AnswerFreshness:
-        return AnswerFreshness(
-            freshness.tick,
-            freshness.committed_at_microseconds if freshness.tick else None,
-            self.complete_up_to_microseconds,
-            self.pending_events,
-        )
-
-
 class Services:
     """`reads` and `queries` are apart, so that long ad-hoc queries never hold up view reads."""
 
-    def __init__(self, store: Store, control: Control, settings: Settings, hub: Hub) -> None:
+    def __init__(
+        self,
+        store: Store,
+        control: Control,
+        settings: Settings,
+        hub: Hub,
+        completeness: Completeness,
+    ) -> None:
         self.store = store
         self.control = control
+        self.completeness = completeness
+        self._progress = ProgressReader(control, completeness)
         self.settings = settings
         self.hub = hub
         self.reads = Pool("read", READS_AT_ONCE_MAX, READS_WAITING_MAX)
@@ -111,12 +103,7 @@ class Services:
             raise
 
     def progress(self, views: Iterable[str]) -> Progress:
-        """The least complete of the views decides; one without a watermark leaves it unknown."""
-        names = list(views)
-        watermarks = [self.control.watermark(name) for name in names]
-        known = [w for w in watermarks if w is not None]
-        complete = min(known) if known and len(known) == len(names) else None
-        return Progress(complete, sum(self.control.pending(name) for name in names))
+        return self._progress.of(views)
 
     def views_named_in(self, sql: str) -> list[str]:
         """Every view whose name is a word of the text: all that it reads, at times more."""

@@ -24,9 +24,9 @@ import msgspec
 import pyarrow as pa
 
 from headrace.model.errors import ChangesExpiredError, RequestError
-from headrace.serve.control import Control
-from headrace.serve.formats import ROWS_AT_ONCE_MAX, AnswerFreshness
+from headrace.serve.formats import ROWS_AT_ONCE_MAX
 from headrace.serve.pool import Pool
+from headrace.serve.progress import ProgressReader
 from headrace.serve.text import json_rows
 from headrace.store.contract import Store, ViewChange
 
@@ -131,12 +131,12 @@ class Hub:
         self,
         loop: asyncio.AbstractEventLoop,
         store: Store,
-        control: Control,
+        progress: ProgressReader,
         subscribers_max: int,
     ) -> None:
         self._loop = loop
         self._store = store
-        self._control = control
+        self._progress = progress
         self._encoder = Pool("changes", threads=1, waiting_max=1)
         self._replayer = Pool("replay", threads=2, waiting_max=subscribers_max)
         self._subscribers_max = subscribers_max
@@ -284,12 +284,9 @@ class Hub:
         self, change: ViewChange, committed_at_microseconds: int | None, *, is_replay: bool = False
     ) -> Message:
         """Blocking. What a replayed tick was complete up to is not kept: it says null."""
-        freshness = AnswerFreshness(
-            change.tick,
-            committed_at_microseconds,
-            None if is_replay else self._control.watermark(change.view),
-            self._control.pending(change.view),
-        )
+        view = change.view
+        progress = self._progress.of_replayed(view) if is_replay else self._progress.of([view])
+        freshness = progress.of_tick(change.tick, committed_at_microseconds)
         start = msgspec.json.encode({"tick": change.tick, "view": change.view})
         parts = [
             f"id: {change.tick}\nevent: changes\ndata: ".encode(),

@@ -1,0 +1,99 @@
+"""`headrace completeness`: which events are missing, and who has gone silent."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from headrace.cli.calls import Address, resolve
+from headrace.cli.options import AsJson, ProjectFolder, ServerToken, ServerUrl
+from headrace.cli.output import print_json, print_table
+from headrace.model.completeness import duration_words
+
+__all__ = ["command"]
+
+_COLUMNS = (
+    "producer",
+    "epoch",
+    "numbers",
+    "missing",
+    "gaps",
+    "late fills",
+    "duplicates",
+    "resets",
+    "heard",
+    "last event",
+)
+_GAPS_SHOWN_MAX = 3
+
+
+def command(
+    stream: Annotated[str | None, typer.Argument(help="Only this stream. Default: all.")] = None,
+    after: Annotated[str | None, typer.Option(help="Only producers after this name.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=500, help="Producers of a stream.")] = 100,
+    project: ProjectFolder = None,
+    url: ServerUrl = None,
+    token: ServerToken = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show gaps in sequence numbers, and producers that have gone silent."""
+    address = resolve(project, url, token)
+    names = [stream] if stream is not None else _streams(address)
+    pages = [
+        address.get(f"/v1/streams/{quote(name, safe='')}/completeness", after=after, limit=limit)
+        for name in names
+    ]
+    if as_json:
+        print_json({"streams": pages})
+        return
+    for page in pages:
+        _show(page)
+
+
+def _streams(address: Address) -> list[str]:
+    return [stream["name"] for stream in address.get("/v1/streams")["streams"]]
+
+
+def _show(page: dict[str, Any]) -> None:
+    print(f"{page['stream']}: {page['summary']['text']}")
+    rows = [row for producer in page["producers"] for row in _rows(producer)]
+    if rows:
+        print_table(_COLUMNS, rows)
+    if page["next_after"] is not None:
+        print(f"more with --after {page['next_after']}")
+
+
+def _rows(producer: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """One row for each epoch, newest first; one row for a producer without numbers."""
+    silent = producer["silent_for_seconds"]
+    heard = producer["heard_at"]
+    if silent is not None:
+        heard = f"silent for {duration_words(int(silent))}"
+    rows: list[tuple[Any, ...]] = []
+    for line in producer["epochs"] or [None]:
+        resets, said = (producer["resets"], heard) if not rows else (None, None)
+        if line is None:
+            numbers: tuple[Any, ...] = (None, None, None, None, None, None)
+            last = None
+        else:
+            span = f"{line['lowest']}–{line['highest']}"
+            numbers = (line["epoch"], span, line["missing_events"], _gaps(line))
+            numbers += (line["late_fills"], line["duplicates"])
+            last = line["last_event_time"]
+        rows.append((producer["producer"], *numbers, resets, said, last))
+    return rows
+
+
+def _gaps(line: dict[str, Any]) -> str | None:
+    gaps = line["gaps"]
+    shown = [_gap(gap) for gap in gaps[:_GAPS_SHOWN_MAX]]
+    if len(gaps) > _GAPS_SHOWN_MAX or line["gaps_truncated"]:
+        shown.append("…")
+    return ", ".join(shown) or None
+
+
+def _gap(gap: dict[str, Any]) -> str:
+    first, last = gap["first"], gap["last"]
+    return f"{first}" if first == last else f"{first}–{last}"

@@ -1,0 +1,224 @@
+"""Producers watched by the gateway: gaps, late fills, duplicates, resets and silence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.compile import parse_sql
+from headrace.gateway.completeness import ProducerWatch
+from headrace.log.contract import Group, ProducerRange, Receipt, heard_note
+from headrace.log.embedded import open_writer
+from headrace.model.definitions import Project
+from headrace.model.settings import Settings
+
+SECOND = 1_000_000
+SENSORS = "CREATE STREAM sensors (value DOUBLE); CREATE STREAM notes (text STRING);"
+
+
+class Watched:
+    """A real log under a clock that the test moves."""
+
+    def __init__(self, directory: Path) -> None:
+        self.settings = Settings(directory)
+        self.settings.run_directory.mkdir(parents=True)
+        sensors, notes = sorted(parse_sql(SENSORS).streams, key=lambda s: s.name != "sensors")
+        expecting = replace(sensors, expect_microseconds=60 * SECOND)
+        self.project = Project("plant", (expecting, notes))
+        self.now = 1_000 * SECOND
+        self.writer: Any = None
+        self.start()
+
+    def start(self) -> None:
+        """As a gateway does that was stopped and started."""
+        if self.writer is not None:
+            self.writer.close()
+        settings = self.settings
+        self.writer = open_writer(
+            settings.log_directory, self.project.streams, settings.log, settings.gateway
+        )
+        self.watch = ProducerWatch(settings, self.project, self.writer, lambda: self.now)
+
+    def send(self, producer: str, first: int, count: int = 1, epoch: int = 0) -> None:
+        line = ProducerRange("sensors", producer, epoch, first, count, self.now - SECOND)
+        key = f"{producer}/{epoch}/{first}/{self.now}".encode()
+        self.writer.append(Group(receipts=(Receipt(key, b"", b"", self.now, (line,)),)))
+
+    def told(self) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(
+            (self.settings.run_directory / "completeness.json").read_text()
+        )
+        return document
+
+    def summary(self) -> dict[str, Any]:
+        summary: dict[str, Any] = self.watch.document("sensors", "", 100)["summary"]
+        return summary
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    made = Watched(tmp_path / "plant")
+    yield made
+    made.writer.close()
+
+
+def test_a_producer_is_silent_after_the_expected_interval(watched: Watched) -> None:
+    watched.send("sensor-7", 0)
+    watched.send("sensor-8", 0)
+    watched.now += 60 * SECOND
+    watched.send("sensor-8", 1)
+    assert watched.summary()["text"] == "all heard from"
+    watched.now += 1
+    assert watched.summary()["silent_producers"] == 1
+    watched.now += 180 * SECOND
+    watched.send("sensor-8", 2)
+    assert watched.summary()["text"] == "sensor-7 silent for 4 min"
+    page = watched.watch.document("sensors", "", 100)
+    seven, eight = page["producers"]
+    assert seven["silent_for_seconds"] == pytest.approx(240.000001)
+    assert eight["silent_for_seconds"] is None
+    watched.watch.heard("sensors", "sensor-7", watched.now)
+    assert watched.summary()["text"] == "all heard from"
+    watched.now += 61 * SECOND
+    assert watched.summary()["silent_producers"] == 2
+    watched.writer.append(Group(receipts=(heard_note(watched.now, "sensors", "sensor-8"),)))
+    assert watched.summary()["text"] == "sensor-7 silent for 61 s"
+
+
+def test_nobody_is_silent_before_the_gateway_has_listened_long_enough(watched: Watched) -> None:
+    watched.send("sensor-7", 0)
+    watched.now += 3_600 * SECOND
+    watched.start()
+    assert watched.summary()["text"] == "all heard from"
+    watched.now += 61 * SECOND
+    assert watched.summary()["text"] == "sensor-7 silent for 61 min"
+
+
+def test_a_stream_that_expects_nothing_has_no_silent_producers(watched: Watched) -> None:
+    watched.watch.heard("notes", "desk", watched.now)
+    watched.now += 10**6 * SECOND
+    document = watched.watch.document("notes", "", 100)
+    assert document["summary"]["text"] == "nothing missing"
+    assert document["producers"][0]["silent_for_seconds"] is None
+
+
+def test_the_engine_is_told_when_something_changed_and_now_and_then(watched: Watched) -> None:
+    assert watched.watch.tell()
+    assert watched.told() == {"at_microseconds": watched.now, "streams": {}}
+    assert not watched.watch.tell()
+    for number in range(30):
+        watched.send(f"sensor-{number:02}", 0)
+    watched.send("sensor-00", 5)
+    assert watched.watch.tell()
+    assert watched.told()["streams"]["sensors"] == {
+        "producers": 30,
+        "missing_events": 4,
+        "silent_producers": 0,
+        "silent": [],
+    }
+    watched.now += 4 * SECOND
+    assert not watched.watch.tell()
+    watched.now += 1 * SECOND
+    assert watched.watch.tell()
+    watched.now += 60 * SECOND
+    assert watched.watch.tell()
+    told = watched.told()["streams"]["sensors"]
+    assert (told["silent_producers"], len(told["silent"])) == (30, 20)
+    watched.watch.close()
+    assert not list(watched.settings.run_directory.iterdir())
+
+
+def _numbered(
+    gateway: Any, make: Callable[..., Any], first: int, count: int, **more: Any
+) -> dict[str, Any]:
+    events = [make(n) for n in range(first, first + count)]
+    for position in more.get("broken", ()):
+        events[position]["amount"] = "much"
+    headers = {
+        "Headrace-Producer": more.get("producer", "till-7"),
+        "Headrace-Sequence": str(first),
+        "Headrace-Epoch": str(more.get("epoch", 0)),
+    }
+    answer = gateway.send(events, headers=headers)
+    assert answer.status_code == 200, answer.text
+    document: dict[str, Any] = answer.json()
+    return document
+
+
+def _page(gateway: Any, **parameters: Any) -> dict[str, Any]:
+    answer = gateway.client.get("/v1/streams/Transactions/completeness", params=parameters)
+    assert answer.status_code == 200, answer.text
+    page: dict[str, Any] = answer.json()
+    return page
+
+
+def test_a_gateway_that_is_killed_counts_on(
+    make_gateway: Callable[..., Any], make_transaction: Callable[..., Any]
+) -> None:
+    gateway = make_gateway()
+    assert _page(gateway)["summary"]["text"] == "no producer has been heard from"
+    send = _numbered
+    send(gateway, make_transaction, 1, 4, broken=(2,))  # a dead letter is no gap
+    send(gateway, make_transaction, 10, 5)
+    send(gateway, make_transaction, 10, 5)  # a retry
+    send(gateway, make_transaction, 8, 4)  # 8, 9 late, 10, 11 again
+    send(gateway, make_transaction, 0, 2, epoch=3)
+    send(gateway, make_transaction, 0, 1, producer="till-8")
+    before = _page(gateway)
+    gateway.kill()
+    gateway.start()
+    page = _page(gateway)
+    assert page == before
+    assert page["summary"] == {
+        "producers": 2,
+        "missing_events": 3,
+        "silent_producers": 0,
+        "late_fills": 2,
+        "duplicates": 7,
+        "resets": 1,
+        "text": "3 events missing",
+    }
+    newest, line = page["producers"][0]["epochs"]
+    assert (newest["epoch"], newest["missing_events"]) == (3, 0)
+    assert (line["lowest"], line["highest"], line["start_is_known"]) == (1, 14, True)
+    assert line["last_event_time"] == "2026-01-01T00:00:00.000000Z"
+    assert [(gap["first"], gap["last"]) for gap in line["gaps"]] == [(5, 7)]
+    send(gateway, make_transaction, 10, 5)
+    send(gateway, make_transaction, 5, 3)
+    assert _page(gateway)["summary"]["text"] == "nothing missing"
+    assert _page(gateway)["summary"]["duplicates"] == 12
+    assert len(gateway.stored()) == 16
+
+
+def test_pages_parameters_and_metrics(
+    make_gateway: Callable[..., Any],
+    make_transaction: Callable[..., Any],
+    eventually: Callable[..., None],
+) -> None:
+    gateway = make_gateway()
+    for producer in ("a", "b", "c"):
+        _numbered(gateway, make_transaction, 0, 1, producer=producer)
+        _numbered(gateway, make_transaction, 3, 1, producer=producer)
+    first = _page(gateway, limit=2)
+    assert [p["producer"] for p in first["producers"]] == ["a", "b"]
+    assert first["next_after"] == "b"
+    second = _page(gateway, limit=2, after="b")
+    assert ([p["producer"] for p in second["producers"]], second["next_after"]) == (["c"], None)
+    path = "/v1/streams/transactions/completeness"
+    assert gateway.client.get(f"{path}?limit=501").json()["code"] == "bad-parameter"
+    missing = gateway.client.get("/v1/streams/nosuch/completeness")
+    assert (missing.status_code, missing.json()["code"]) == (404, "unknown-stream")
+    metrics = gateway.client.get("/metrics").text
+    assert 'headrace_producer_missing_events{stream="transactions"} 6.0' in metrics
+    assert 'headrace_producers_silent{stream="transactions"} 0.0' in metrics
+    for name in ("late_fills", "duplicates", "resets"):
+        assert f'headrace_producer_{name}_total{{stream="transactions"}} 0.0' in metrics
+    file = gateway.settings.run_directory / "completeness.json"
+    eventually(lambda: file.exists() and b'"missing_events":6' in file.read_bytes())
+    assert gateway.stop() == 0
+    assert not file.exists()

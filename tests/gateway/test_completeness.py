@@ -8,10 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from headrace.compile import parse_sql
 from headrace.gateway.completeness import ProducerWatch
+from headrace.gateway.skew import Skews
 from headrace.log.contract import Group, ProducerRange, Receipt, heard_note
 from headrace.log.embedded import open_writer
 from headrace.model.definitions import Project
@@ -32,6 +34,7 @@ class Watched:
         self.project = Project("plant", (expecting, notes))
         self.now = 1_000 * SECOND
         self.writer: Any = None
+        self.skews: dict[str, Skews] = {}
         self.start()
 
     def start(self) -> None:
@@ -42,7 +45,9 @@ class Watched:
         self.writer = open_writer(
             settings.log_directory, self.project.streams, settings.log, settings.gateway
         )
-        self.watch = ProducerWatch(settings, self.project, self.writer, lambda: self.now)
+        self.watch = ProducerWatch(
+            settings, self.project, self.writer, self.skews, lambda: self.now
+        )
 
     def send(self, producer: str, first: int, count: int = 1, epoch: int = 0) -> None:
         line = ProducerRange("sensors", producer, epoch, first, count, self.now - SECOND)
@@ -105,6 +110,15 @@ def test_a_stream_that_expects_nothing_has_no_silent_producers(watched: Watched)
     document = watched.watch.document("notes", "", 100)
     assert document["summary"]["text"] == "nothing missing"
     assert document["producers"][0]["silent_for_seconds"] is None
+
+
+def test_a_producer_has_the_summary_of_its_clock(watched: Watched) -> None:
+    watched.send("sensor-7", 0)
+    assert watched.watch.document("sensors", "", 1)["producers"][0]["clocks"] is None
+    skews = watched.skews["sensors"] = Skews()
+    skews.add("sensor-7", np.array([5, 9]), np.array([0, 1], dtype=np.int8))
+    clocks = watched.watch.document("sensors", "", 1)["producers"][0]["clocks"]
+    assert (clocks["events"], clocks["corrected"], clocks["skew_microseconds_max"]) == (2, 1, 9)
 
 
 def test_the_engine_is_told_when_something_changed_and_now_and_then(watched: Watched) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from headrace.gateway.skew import Skews
 from headrace.log.contract import LineReport, LogWriter, ProducerReport
 from headrace.model.completeness import (
     COMPLETENESS_FILE,
@@ -53,11 +54,13 @@ class ProducerWatch:
         settings: Settings,
         project: Project,
         writer: LogWriter,
+        skews: Mapping[str, Skews],
         clock: Callable[[], int] = _clock,
     ) -> None:
         self._file = settings.run_directory / COMPLETENESS_FILE
         self._streams = {stream.name: stream for stream in project.streams}
         self._writer = writer
+        self._skews = skews
         self._clock = clock
         self._listening_since = clock()
         self._told: WatchedProducers | None = None
@@ -138,9 +141,16 @@ class ProducerWatch:
                 "resets": of_all.resets,
                 "text": _text(sums, stream, now),
             },
-            "producers": [_producer(r, r.producer in quiet, now) for r in reports[:limit]],
+            "producers": [
+                _producer(r, r.producer in quiet, now) | {"clocks": self._clocks(name, r.producer)}
+                for r in reports[:limit]
+            ],
             "next_after": reports[limit - 1].producer if len(reports) > limit else None,
         }
+
+    def _clocks(self, stream: str, producer: str) -> dict[str, Any] | None:
+        skews = self._skews.get(stream)
+        return None if skews is None else skews.of(producer)
 
     def metrics(self) -> Iterator[Metric]:
         look = self._look(self._clock())

@@ -134,6 +134,7 @@ def _completeness() -> Json:
             "resets": number,
             "epochs": {"type": "array", "items": line, "maxItems": LINES_MAX},
             "epochs_truncated": truth,
+            "clocks": {"type": ["object", "null"]},
         }
     )
     whole = dict.fromkeys(("producers", "silent_producers", "resets"), number)

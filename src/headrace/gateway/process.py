@@ -157,7 +157,7 @@ async def _serve(
     metrics.violations = lambda: committer.conservation.violations
     finish_resubmissions(settings, writer, reader, committer.decoders)
     proxy = EngineProxy(settings)
-    watch = ProducerWatch(settings, project, writer)
+    watch = ProducerWatch(settings, project, writer, metrics.skews)
     metrics.producers = watch.metrics
     app = GatewayApp(settings, project, access, committer, reader, proxy, metrics, watch)
     metrics.forwarding = lambda: len(app.forwarding)

@@ -75,5 +75,9 @@ class Skews:
             ]
         return total
 
+    def of(self, producer: str) -> dict[str, Any] | None:
+        found = self._by_producer.get(producer)
+        return None if found is None else found.shown()
+
     def snapshot(self) -> dict[str, dict[str, Any]]:
         return {name: one.shown() for name, one in list(self._by_producer.items())}

@@ -5,10 +5,12 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import signal
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,14 @@ from headrace.demo.upright import Upright
 
 pytestmark = pytest.mark.end_to_end
 READY_SECONDS_MAX = 120
+SENSORS = """
+CREATE STREAM readings (sensor STRING NOT NULL, at TIMESTAMP NOT NULL)
+WATERMARK at DELAY OF INTERVAL 1 SECOND LATE REVISE EXPECT EVERY INTERVAL 2 SECONDS;
+
+CREATE MATERIALIZED VIEW sensors AS
+SELECT window.start AS window_start, sensor, count(*) AS readings
+FROM readings GROUP BY window(at, '1 second'), sensor;
+"""
 QUERIES = 450  # more than the connections the gateway may have to the engine
 
 
@@ -46,6 +56,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
 
     folder = tmp_path_factory.mktemp("running") / "shop"
     write_project(folder, "shop")
+    (folder / "definitions" / "sensors.sql").write_text(SENSORS)
     started = Up(folder)
     yield started
     if started.is_up:
@@ -99,6 +110,45 @@ def test_generate_and_tail(up: Up, headrace: Callable[..., Any]) -> None:
     assert tailed.document["after"]
     shown = headrace("tail", "income", "--after", tick, "--ticks", 1, *where)
     assert "+ window_start=" in shown.out
+
+
+def _read(up: Up, first: int, count: int) -> None:
+    now = datetime.now(UTC).isoformat()
+    lines = [json.dumps({"sensor": "hall", "at": now}) for _ in range(count)]
+    headers = {"Headrace-Producer": "sensor-7", "Headrace-Sequence": str(first)}
+    address = f"{up.url}/v1/events?name=readings"
+    request = urllib.request.Request(address, "\n".join(lines).encode(), headers)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert json.load(answer)["accepted"] == count
+
+
+def test_what_is_missing_and_who_is_silent_is_said_in_words(
+    up: Up, headrace: Callable[..., Any]
+) -> None:
+    where = ("--project", up.folder)
+    _read(up, 1, 2)
+    _read(up, 6, 1)
+    query = ("query", "SELECT sum(readings) AS n FROM sensors", *where)
+
+    def said() -> dict[str, Any]:
+        freshness: dict[str, Any] = headrace(*query, "--json").document["freshness"]
+        return freshness
+
+    _until(lambda: "silent" in said()["text"] and not said()["pending_events"])
+    assert (said()["missing_events"], said()["silent_producers"]) == (3, ["sensor-7"])
+    words = r"final up to (\S+ )?\d\d:\d\d:\d\d; sensor-7 silent for \d+ s; 3 events missing"
+    assert re.fullmatch(words, said()["text"])
+    assert re.search(words, headrace(*query).err)
+    status = headrace("status", *where, "--json").document["views"]
+    assert re.fullmatch(words, status["sensors"]["freshness"])
+    assert "silent" not in status["income"]["freshness"]
+    (page,) = headrace("completeness", "readings", *where, "--json").document["streams"]
+    assert page["producers"][0]["epochs"][0]["gaps"][0]["first"] == 3
+    shown = headrace("completeness", *where).out
+    assert re.search(r"sensor-7 │ +0 │ 1–6 +│ +3 │ 3–5 ", shown), shown
+    _read(up, 3, 3)
+    _until(lambda: said()["missing_events"] == 0 and said()["silent_producers"] == [])
+    assert "late fills" in headrace("completeness", "readings", *where).out
 
 
 def test_dead_letters_are_listed_repaired_and_discarded(

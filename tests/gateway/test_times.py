@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -246,6 +247,15 @@ def test_skews_are_summed_up_per_producer() -> None:
     assert sum(skews.totals().qualities) == 5 + PRODUCERS_MAX + 10
 
 
+def _letters(gateway: Any) -> Iterator[dict[str, Any]]:
+    """All dead letters, page by page: others may have left more than fit on one."""
+    after: int | None = -1
+    while after is not None:
+        page = gateway.client.get(f"/v1/deadletters?limit=1000&after={after}").json()
+        yield from page["deadletters"]
+        after = page["next_after"]
+
+
 def test_over_http(shared_gateway: Any, make_transaction: Any) -> None:
     """A far-future event is quarantined and judged anew; a bad header is refused."""
     bad = shared_gateway.send(make_transaction(1), headers={"Headrace-Sent-At": "soon"})
@@ -253,11 +263,7 @@ def test_over_http(shared_gateway: Any, make_transaction: Any) -> None:
     later = datetime.now(UTC) + timedelta(days=1, seconds=2)
     answer = shared_gateway.send(make_transaction(7, id="future", created_at=later.isoformat()))
     assert (answer.json()["accepted"], answer.json()["quarantined"]) == (0, 1)
-    (letter,) = [
-        one
-        for one in shared_gateway.client.get("/v1/deadletters?limit=1000").json()["deadletters"]
-        if '"future"' in (one["raw"] or "")
-    ]
+    (letter,) = [one for one in _letters(shared_gateway) if '"future"' in (one["raw"] or "")]
     body = {"numbers": [letter["number"]]}
     again = shared_gateway.client.post("/v1/deadletters/resubmit", json=body).json()
     assert (again["accepted"], again["quarantined"]) == (0, 1)

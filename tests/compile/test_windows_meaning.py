@@ -86,6 +86,20 @@ def test_event_groups(meaning: Any, seed: int) -> None:
     assert sorted_rows(found) == sorted_rows(expected)
 
 
+def test_event_groups_over_all_keys_and_with_conditions(meaning: Any) -> None:
+    rows = [row for row in steps(4) if row["k"] in ("k1", "k2", "k3")]
+    found = meaning.oracle(
+        "SELECT window.start AS a, window.end AS z, count(*) AS n FROM steps WHERE k <> 'k1' "
+        f"GROUP BY {GROUP} HAVING n > 1",
+        rows,
+        DDL,
+    )
+    kept = [{**row, "offset": n} for n, row in enumerate(rows) if row["k"] != "k1"]
+    expected = [group for group in groups_of(kept) if group[2] > 1]
+    assert expected
+    assert sorted_rows(found) == sorted_rows(expected)
+
+
 def test_sessions(meaning: Any) -> None:
     rows = steps(5)
     found = meaning.oracle(

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.engine.duplicates import Verdict, find_duplicates
 from headrace.engine.failures import data_failure
 from headrace.engine.group_judging import judge_groups
 from headrace.engine.late_events import LateFinder
 from headrace.engine.late_windows import TIME
-from headrace.engine.marks import DECISION, Marks, merged
+from headrace.engine.marks import DECISION, Marks, judged_column, merged
 from headrace.engine.prepared import PartialTables, PreparedPlan
 from headrace.engine.source import OFFSET, PARTITION, WATERMARK, Range
 from headrace.engine.views import Halt, Isolation, LiveView, ViewGroup, moved
@@ -37,11 +38,12 @@ from headrace.store.contract import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Computed", "Computer"]
+__all__ = ["MISSED", "Computed", "Computer"]
 
 log = logging.getLogger("headrace.engine")
 
 PLANS_MAX = 64
+MISSED = "_missed"  # in the place of a distinct's name: partials of events set aside, as they were
 _MARKS_NAME = "marks.arrow"
 
 
@@ -114,7 +116,14 @@ class Computer:
                 raise
         if len(group.views) > 1:
             alone = [replace(group, views=(view,)) for view in group.views]
-            return [done for one in alone for done in self.compute(one, ranges)]
+            found = [done for one in alone for done in self.compute(one, ranges)]
+            least = _least(ranges, [done.ranges for done in found])
+            if least == ranges:
+                return found
+            # Some views halt earlier than others: none goes on without them.
+            again = [done for one in alone for done in self.compute(one, least)]
+            halt = next(done.halt for done in found if done.halt is not None)
+            return [replace(done, halt=done.halt or halt) for done in again]
         return self.isolate(group, ranges, reason)
 
     def isolate(self, group: ViewGroup, ranges: tuple[Range, ...], reason: str) -> list[Computed]:
@@ -246,6 +255,27 @@ class Computer:
         ]
         return tuple(r for r in cut if r.rows), halts[min(halts)]
 
+    def missed(self, view: LiveView, places: Sequence[tuple[int, int]]) -> PartialTables:
+        """The partials of events that were set aside, turned to just the windows they missed; and
+        as they were, under MISSED."""
+        ranges = tuple(Range(partition, offset, offset + 1) for partition, offset in places)
+        late: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        for partition in {partition for partition, _ in places}:
+            offsets = np.array([o for p, o in places if p == partition], dtype=np.int64)
+            late[partition] = (offsets, np.ones(len(offsets), dtype=np.int8))
+        group = ViewGroup(view.stream, (view,), view.next_offsets, view.next_offsets, 0, False)
+        known = self._known_marks(view.stream, ranges, Verdict())
+        marks = merged(known, Marks({}, {judged_column(view.name): late}))
+        tables = self._run(group, ranges, marks)
+        found: PartialTables = {}
+        for key, table in tables.items():
+            if BEYOND in table.column_names:
+                turned = pc.negate(table.column(BEYOND))
+                place = table.column_names.index(BEYOND)
+                found[key] = table.set_column(place, BEYOND, turned)
+        found[(view.name, MISSED)] = tables[(view.name, None)]
+        return found
+
     def sided(self, done: Computed, view: LiveView) -> pa.Table | None:
         late = done.late.get(view.name)
         if late is None:
@@ -269,6 +299,15 @@ class Computer:
             )
         self._plans[key] = plan
         return plan
+
+
+def _least(ranges: tuple[Range, ...], found: Sequence[tuple[Range, ...]]) -> tuple[Range, ...]:
+    """The part of the ranges that is in all that was found."""
+    least = []
+    for r in ranges:
+        ends = [next((f.end for f in one if f.partition == r.partition), r.start) for one in found]
+        least.append(replace(r, end=min([r.end, *ends])))
+    return tuple(r for r in least if r.rows)
 
 
 def _plan_key(stream: Stream, views: Sequence[LiveView]) -> tuple[str, ...]:

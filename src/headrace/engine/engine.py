@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from headrace.engine.control import EngineControl
@@ -14,9 +15,9 @@ from headrace.engine.views import LiveView
 from headrace.log.contract import LogReader
 from headrace.log.hold import write_hold
 from headrace.model.definitions import Project
-from headrace.model.errors import EngineError, FencedError, HeadraceError
+from headrace.model.errors import ConservationError, EngineError, FencedError, HeadraceError
 from headrace.model.settings import Settings
-from headrace.store.contract import Store, ViewChange
+from headrace.store.contract import Store, StoredDecision, ViewChange, ViewStatus
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -33,6 +34,7 @@ PACE_LOOK_SECONDS = 0.02
 CHECKPOINT_AFTER_SECONDS = 5.0
 HOLD_SECONDS = 1.0
 FAILURE_PAUSE_SECONDS = 0.5
+LATE_APPLIED_MAX = 5_000  # events set aside that one tick applies
 
 
 class Publisher(Protocol):
@@ -105,6 +107,7 @@ class Engine:
             ends = self._ends()
             if ends != found or self._control.wake.is_set():
                 self.rebuild_what_was_asked()
+                self.decide_what_was_asked()
                 result = self.step()
                 found = ends if result is None and not self._failures else None
             else:
@@ -161,15 +164,18 @@ class Engine:
         """One tick for the leading views, then one for a view that is behind; None when neither
         had anything to do."""
         views = list(self._views.values())
-        leading = self._attempt(views, catch_up=False)
-        behind = self._attempt(views, catch_up=True)
+        leading = self._attempt(lambda: self._ticker.run(views, catch_up=False))
+        behind = self._attempt(lambda: self._ticker.run(views, catch_up=True))
         return leading or behind
 
-    def _attempt(self, views: Sequence[LiveView], catch_up: bool) -> TickResult | None:
+    def _attempt(self, run: Callable[[], TickResult | None]) -> TickResult | None:
         try:
-            result = self._ticker.run(views, catch_up)
+            result = run()
         except FencedError:
             raise
+        except ConservationError as error:
+            self._stop_stream(error)
+            return None
         except Exception as error:
             self._failures += 1
             if self._failures >= self._settings.engine.view_failures_max:
@@ -183,12 +189,24 @@ class Engine:
         if result is not None:
             self._failures = 0
             self._tell()
+            if result.tick is None:
+                return result
             committed_at = time.time_ns() // 1_000
             self._control.ticked(result.seconds, result.events, committed_at)
             self._publisher.publish(
                 result.changes, tick=result.tick, committed_at_microseconds=committed_at
             )
         return result
+
+    def _stop_stream(self, error: ConservationError) -> None:
+        """Events that do not add up are an incident: nothing more of the stream is published."""
+        log.critical("stream %s stops: %s", error.stream, error.message)
+        self._control.violations += 1
+        for view in self._views.values():
+            if view.stream.name == error.stream and view.is_running:
+                view.status = ViewStatus("failed", f"incident: {error.message}")
+                self._store.set_status(view.name, view.status)
+        self._tell()
 
     def rebuild_what_was_asked(self) -> None:
         """Begin anew with the views that someone wants rebuilt; they fill in the ticks after."""
@@ -205,8 +223,34 @@ class Engine:
             self._hold()
             self._tell()
 
+    def decide_what_was_asked(self) -> None:
+        """Record what was decided about late events and let the views that halted before them go
+        on; apply the events set aside that someone wants applied."""
+        for decision in self._control.take_decisions():
+            self._store.decide(decision)
+            for view in self._views.values():
+                halt = view.halt
+                if halt is not None and decision == StoredDecision(
+                    view.stream.name, halt.partition, halt.offset, decision.decision
+                ):
+                    view.halt = None
+            log.info("late event decided: %s", decision)
+        for stream, name in self._control.take_late_applied():
+            self._apply_late(stream, self._views[name])
+
+    def _apply_late(self, stream: str, view: LiveView) -> None:
+        while view.is_running:
+            places = self._store.sided(stream, view.name, LATE_APPLIED_MAX)
+            apply = partial(self._ticker.apply_late, view, places)
+            if not places or self._attempt(apply) is None:
+                return
+
     def _ends(self) -> Mapping[str, tuple[int, ...]]:
-        return {s.name: self._reader.ends(s.name) for s in self._project.streams}
+        """What tells that there is news: events, and watermarks that moved without any."""
+        return {
+            s.name: self._reader.ends(s.name) + self._reader.maxima(s.name)
+            for s in self._project.streams
+        }
 
     def _tell(self) -> None:
         self._control.set_views(list(self._views.values()), self._store.last_tick())

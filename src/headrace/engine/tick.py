@@ -1,6 +1,7 @@
 """One tick: one transaction from offset ranges to published rows.
 
-1. Choose: the leading group of every stream that has news, or else one group that is behind.
+1. Choose: the leading group of every stream that has news (events, or a watermark that was passed
+   without any), or else one group that is behind.
 2. Compute: Spark reads those ranges and gives the partials of every view in them; views that fail
    on data are set apart, and the others go on without them (computing.py).
 3. Commit: partials, offsets, counts, watermarks, late events, dead letters and the ledger row, all
@@ -12,28 +13,24 @@ Whatever dies before 3 is done again from the ledger, by this engine or the next
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from headrace.engine.computing import Computed, Computer
-from headrace.engine.counting import view_counts
-from headrace.engine.late_events import dropped_windows
-from headrace.engine.late_windows import applied_rows
+from headrace.engine.computing import MISSED, Computed, Computer
+from headrace.engine.late_windows import count_rows
 from headrace.engine.source import Range
 from headrace.engine.views import Isolation, LiveView, ViewGroup, choose_ranges, group_views
-from headrace.log.contract import NO_EVENT_TIME, RECEIVED_AT, LogReader
-from headrace.model.definitions import LatePolicy, Stream
-from headrace.model.errors import LogOffsetError, MergeError
+from headrace.engine.watermarks import Watermark, read_watermark
+from headrace.engine.writes import Writes, reached_offsets
+from headrace.log.contract import LogReader
+from headrace.model.errors import MergeError
 from headrace.model.settings import Settings
 from headrace.store.contract import (
+    Counts,
     Store,
-    StoreDeadLetter,
-    StreamCounts,
-    StreamWrite,
     TickWrite,
     ViewChange,
     ViewStatus,
@@ -48,7 +45,6 @@ __all__ = ["TickResult", "Ticker"]
 log = logging.getLogger("headrace.engine")
 
 RECENT_ROWS = 1_000
-OLDEST_TICKS = 1_000  # so often the store is told from where on events can be read
 
 
 @dataclass(frozen=True)
@@ -80,6 +76,7 @@ class Ticker:
         self._watched = watched
         self._tick = store.last_tick()
         self._computer = Computer(spark, reader, store, settings)
+        self._writes = Writes(reader, store, self._computer)
 
     def close(self) -> None:
         self._computer.close()
@@ -101,7 +98,8 @@ class Ticker:
         groups = group_views(views, ends, self._settings.engine.tick_rows_max)
         chosen = [(group, self._choose(group)) for group in groups]
         work = [(g, r) for g, r in chosen if r and g.is_leading != catch_up]
-        if not work:
+        passed = [] if catch_up else [g for g, r in chosen if not r and self._is_passed(g)]
+        if not work and not passed:
             return None
         # 2. Compute.
         computed = [
@@ -109,8 +107,10 @@ class Ticker:
             for group, ranges in (work[:1] if catch_up else work)
             for done in self._computer.compute(group, ranges)
         ]
+        computed += [Computed(group, (), group.views, {}) for group in passed]
         # 3. Commit.
-        written, changes = self._commit([done for done in computed if done.rows], started)
+        stored = [done for done in computed if done.rows or done.halt is None]
+        written, changes = self._commit(stored, started)
         # 4. Move on.
         for view, write, done in written:
             self._advance(view, write, done)
@@ -122,6 +122,46 @@ class Ticker:
             seconds=time.perf_counter() - begun,
             changes=changes,
         )
+
+    def apply_late(self, view: LiveView, places: Sequence[tuple[int, int]]) -> TickResult:
+        """A tick of its own in which the view takes in events that were set aside, as revisions of
+        the windows they missed. Places are (partition, offset), ascending."""
+        started = time.time_ns() // 1_000
+        begun = time.perf_counter()
+        tables = self._computer.missed(view, places)
+        partials = tables[(view.name, None)]
+        plan = view.running_plan.plan
+        waited = count_rows(plan, tables[(view.name, MISSED)])[2]  # the others were applied before
+        counts = Counts(applied=waited, late=waited, sided=-waited)
+        write = ViewWrite(
+            view=view.name,
+            partials=partials,
+            distincts={
+                d.name: tables[(view.name, d.name)]
+                for d in view.running_plan.distincts
+                if (view.name, d.name) in tables
+            },
+            next_offsets=dict(enumerate(view.next_offsets)),
+            counts=counts,
+            watermark_microseconds=view.watermark_microseconds,
+            applied=tuple(places),
+        )
+        whole = TickWrite(self._tick + 1, self._generation, started, (write,))
+        changes = self._store.commit(whole, self._watched())
+        self._tick += 1
+        view.totals = view.totals.plus(counts)
+        return TickResult(self._tick, 0, time.perf_counter() - begun, changes)
+
+    def _is_passed(self, group: ViewGroup) -> bool:
+        """Whether a heartbeat or an idle partition brought the watermark of views further that
+        have taken all events."""
+        if not group.is_leading or group.next_offsets != group.limit:
+            return False
+        found = read_watermark(self._reader, group.stream, group.next_offsets)
+        return any(_later(v, found) != v.watermark_microseconds for v in group.views)
+
+    def _mark(self, done: Computed) -> Watermark:
+        return read_watermark(self._reader, done.group.stream, done.next_offsets)
 
     def _choose(self, group: ViewGroup) -> tuple[Range, ...]:
         group = self._within_stream(group)
@@ -139,7 +179,7 @@ class Ticker:
     def _within_stream(self, group: ViewGroup) -> ViewGroup:
         """Events that some view has passed before and events that none has are never in one tick:
         the stream counts what becomes of its events when they are passed first."""
-        reached = self._reached(group.stream)
+        reached = reached_offsets(self._store, group.stream)
         past = tuple(reached.get(partition, 0) for partition in range(len(group.limit)))
         if all(mine >= gone for mine, gone in zip(group.next_offsets, past, strict=True)):
             return group
@@ -152,12 +192,11 @@ class Ticker:
         remaining = list(computed)
         while remaining:
             written = [
-                (view, self._view_write(view, done, watermark), done)
+                (view, self._writes.view(view, done, _later(view, self._mark(done))), done)
                 for done in remaining
-                for watermark in [self._watermark(done.group.stream, done.next_offsets)]
                 for view in done.views
             ]
-            streams = self._stream_writes(written)
+            streams = self._writes.streams(written)
             write = TickWrite(
                 tick=self._tick + 1,
                 generation=self._generation,
@@ -190,95 +229,6 @@ class Ticker:
             kept.extend(self._computer.isolate(alone, done.ranges, error.message))
         return kept
 
-    def _stream_writes(
-        self, written: Sequence[tuple[LiveView, ViewWrite, Computed]]
-    ) -> tuple[StreamWrite, ...]:
-        """For each stream that this tick brings further than any before it. What was accepted is
-        what Spark counted for one of the views, whatever the offsets say."""
-        streams: dict[str, StreamWrite] = {}
-        for view, write, done in written:
-            name = view.stream.name
-            reached = self._reached(view.stream)
-            if name in streams or any(r.start < reached.get(r.partition, 0) for r in done.ranges):
-                continue
-            counts = write.counts
-            counted = counts.applied + counts.filtered + counts.sided + counts.dropped
-            streams[name] = StreamWrite(
-                name,
-                {**reached, **{r.partition: r.end for r in done.ranges}},
-                StreamCounts(
-                    advanced=done.rows,
-                    accepted=counted + counts.dead,
-                    duplicate=done.duplicates,
-                ),
-                seen=done.verdict.seen,
-                duplicates=done.verdict.duplicates,
-                seen_since=done.verdict.seen_since,
-                oldest=self._oldest(view.stream),
-            )
-        return tuple(streams.values())
-
-    def _reached(self, stream: Stream) -> Mapping[int, int]:
-        progress = self._store.streams().get(stream.name)
-        return progress.next_offsets if progress is not None else {}
-
-    def _oldest(self, stream: Stream) -> Mapping[int, int]:
-        """Now and then, where something is recorded of single events."""
-        if stream.deduplication is None or self._tick % OLDEST_TICKS:
-            return {}
-        return dict(enumerate(self._reader.oldest(stream.name)))
-
-    def _view_write(self, view: LiveView, done: Computed, watermark: int | None) -> ViewWrite:
-        plan = view.running_plan.plan
-        partials = done.tables.get((view.name, None))
-        dropped: tuple[tuple[int, int, int], ...] = ()
-        if partials is not None:
-            if view.stream.late_policy is LatePolicy.DROP and plan.window is not None:
-                dropped = tuple(dropped_windows(plan, partials))
-            partials = applied_rows(plan, partials)
-        dead = self._dead_letters(view, done)
-        return ViewWrite(
-            view=view.name,
-            partials=partials if partials is not None and partials.num_rows else None,
-            distincts={
-                d.name: done.tables[(view.name, d.name)]
-                for d in view.running_plan.distincts
-                if (view.name, d.name) in done.tables
-            },
-            next_offsets=dict(enumerate(done.next_offsets)),
-            counts=view_counts(view, done, len(dead)),
-            watermark_microseconds=_later(view.watermark_microseconds, watermark),
-            dead=dead,
-            sided=self._computer.sided(done, view),
-            dropped=dropped,
-        )
-
-    def _dead_letters(self, view: LiveView, done: Computed) -> tuple[StoreDeadLetter, ...]:
-        reason = done.dead.get(view.name)
-        if reason is None:
-            return ()
-        (only,) = done.ranges
-        return (
-            StoreDeadLetter(
-                view=view.name,
-                stream=view.stream.name,
-                partition=only.partition,
-                offset=only.start,
-                reason=reason,
-                raw=_event_json(self._reader, view.stream, only),
-            ),
-        )
-
-    def _watermark(self, stream: Stream, offsets: Sequence[int]) -> int | None:
-        """The least over the partitions that have had events; None when none has. It may step
-        back when an empty partition gets its first, see `_later`."""
-        marks = [
-            mark
-            for partition, offset in enumerate(offsets)
-            if (mark := _highest_event_time(self._reader, stream, partition, offset)) is not None
-        ]
-        return min(marks) - stream.delay_microseconds if marks else None
-
     def _halt(self, done: Computed) -> None:
         if done.halt is None:
             return
@@ -290,6 +240,7 @@ class Ticker:
     def _advance(self, view: LiveView, write: ViewWrite, done: Computed) -> None:
         view.next_offsets = done.next_offsets
         view.watermark_microseconds = write.watermark_microseconds
+        view.held_back_by = self._mark(done).held_back_by
         view.totals = view.totals.plus(write.counts)
         if view.isolation is not None:
             self._relax(view, view.isolation, done)
@@ -321,27 +272,7 @@ class Ticker:
             view.isolation = None
 
 
-def _later(known: int | None, found: int | None) -> int | None:
+def _later(view: LiveView, found: Watermark) -> int | None:
     """What was said to be complete stays so: events before it are late."""
-    return found if known is None or (found is not None and found > known) else known
-
-
-def _highest_event_time(
-    reader: LogReader, stream: Stream, partition: int, offset: int
-) -> int | None:
-    """The partition's highest event time (microseconds) before the offset."""
-    if offset == 0:
-        return None
-    clock = stream.event_time or RECEIVED_AT
-    try:
-        (last,) = reader.read_history(stream.name, partition, offset - 1, offset, [clock])
-    except LogOffsetError:
-        return None
-    found = max(int(last.batch.column(0)[0].value), last.maximum_before)
-    return None if found == NO_EVENT_TIME else found
-
-
-def _event_json(reader: LogReader, stream: Stream, only: Range) -> str:
-    (found,) = reader.read_history(stream.name, only.partition, only.start, only.end)
-    row: dict[str, Any] = found.batch.to_pylist()[0]
-    return json.dumps(row, default=str, ensure_ascii=False)
+    known, mark = view.watermark_microseconds, found.microseconds
+    return mark if known is None or (mark is not None and mark > known) else known

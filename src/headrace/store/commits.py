@@ -107,7 +107,7 @@ class Commits:
             )
         if write.tick != self.freshness.tick + 1:
             raise StoreError(f"tick {write.tick} does not follow {self.freshness.tick}")
-        check_sums(write, self._views.stored, self.streams)
+        check_sums(write, self._views.stored)
         try:
             return self._commit(write, want_changes)
         except duckdb.OutOfMemoryException:

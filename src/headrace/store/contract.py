@@ -132,7 +132,8 @@ class ViewWrite:
 
     `sided` holds the late events that are kept aside, a row for each window they missed:
     window_start, window_end, watermark, `_partition`, `_offset`, then the event's stored columns.
-    `dropped` counts dropped ones by window: (start, end, events)."""
+    `dropped` counts dropped ones by window: (start, end, events). `applied` are the places
+    (partition, offset) of events set aside before that the view takes in now."""
 
     view: str
     partials: pa.Table | None
@@ -143,6 +144,7 @@ class ViewWrite:
     dead: tuple[StoreDeadLetter, ...] = ()
     sided: pa.Table | None = None
     dropped: tuple[tuple[int, int, int], ...] = ()
+    applied: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -279,6 +281,10 @@ class Store(Protocol):
 
     def declare_stream(self, stream: Stream) -> None:
         """Make room for the stream's late events: the public view STREAM_late."""
+
+    def sided(self, stream: str, view: str, limit: int) -> Sequence[tuple[int, int]]:
+        """(partition, offset) of events that are set aside for the view and not applied yet,
+        ascending."""
 
     def decide(self, decision: StoredDecision) -> None:
         """Durably record what an operator decided; a later decision about the same event is

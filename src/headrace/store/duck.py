@@ -198,6 +198,10 @@ class DuckStore:
         with self._lock:
             self._late.declare(stream)
 
+    def sided(self, stream: str, view: str, limit: int) -> Sequence[tuple[int, int]]:
+        with self._lock:
+            return self._late.sided(stream, view, limit)
+
     def decide(self, decision: StoredDecision) -> None:
         with self._lock:
             self._late.decide(decision)

@@ -106,12 +106,35 @@ class Late:
                 f"INSERT INTO {_table(self._numbers[stream])} BY NAME SELECT * FROM {_SLOT}"
             )
             self._connection.unregister(_SLOT)
+        if write.applied:
+            self._mark_applied(tick, stream, write)
         for start, end, events in write.dropped:
             self._connection.execute(
                 "INSERT INTO _headrace.dropped VALUES"
                 " (?, ?, ?, make_timestamptz(?), make_timestamptz(?), ?)",
                 [tick, write.view, stream, start, end, events],
             )
+
+    def _mark_applied(self, tick: int, stream: str, write: ViewWrite) -> None:
+        partitions, offsets = zip(*write.applied, strict=True)
+        places = pa.table({"p": pa.array(partitions), "o": pa.array(offsets)})
+        self._connection.register(_SLOT, places)
+        self._connection.execute(
+            f"UPDATE {_table(self._numbers[stream])} SET _applied_in_tick = {int(tick)}"
+            f" WHERE view = ? AND (_partition, _offset) IN (SELECT (p, o) FROM {_SLOT})",
+            [write.view],
+        )
+        self._connection.unregister(_SLOT)
+
+    def sided(self, stream: str, view: str, limit: int) -> list[tuple[int, int]]:
+        if stream not in self._numbers:
+            return []
+        found = self._connection.execute(
+            f"SELECT DISTINCT _partition, _offset FROM {_table(self._numbers[stream])}"
+            " WHERE view = ? AND _applied_in_tick IS NULL ORDER BY ALL LIMIT ?",
+            [view, limit],
+        ).fetchall()
+        return [(int(partition), int(offset)) for partition, offset in found]
 
     def forget(self, view: str) -> None:
         """The view begins anew: what was set aside for it is found again. Within a transaction."""

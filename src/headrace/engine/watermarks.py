@@ -1,0 +1,38 @@
+"""The watermark of a view: the least over the partitions that feed it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headrace.log.contract import NO_EVENT_TIME, LogReader
+from headrace.model.definitions import Stream
+from headrace.model.errors import LogOffsetError
+
+__all__ = ["Watermark", "read_watermark"]
+
+
+@dataclass(frozen=True)
+class Watermark:
+    """`held_back_by` names the partition that is least complete, where there are several."""
+
+    microseconds: int | None
+    held_back_by: str = ""
+
+
+def read_watermark(reader: LogReader, stream: Stream, offsets: Sequence[int]) -> Watermark:
+    """Of a view that stands at these offsets. A partition that never had an event or a heartbeat
+    counts as idle. It may step back when such a partition gets its first."""
+    marks: dict[int, int] = {}
+    for partition, offset in enumerate(offsets):
+        try:
+            highest = reader.maximum(stream.name, partition, offset)
+        except LogOffsetError:
+            continue  # retention took what was before it
+        if highest != NO_EVENT_TIME:
+            marks[partition] = highest
+    if not marks:
+        return Watermark(None)
+    slowest = min(marks, key=lambda partition: marks[partition])
+    named = f"partition {slowest}" if len(set(marks.values())) > 1 else ""
+    return Watermark(marks[slowest] - stream.delay_microseconds, named)

@@ -1,0 +1,125 @@
+"""What a tick brings to the store, made of what was computed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from headrace.engine.computing import Computed, Computer
+from headrace.engine.counting import view_counts
+from headrace.engine.late_events import dropped_windows
+from headrace.engine.late_windows import applied_rows
+from headrace.engine.source import Range
+from headrace.engine.views import LiveView
+from headrace.log.contract import LogReader
+from headrace.model.definitions import LatePolicy, Stream
+from headrace.store.contract import (
+    Store,
+    StoreDeadLetter,
+    StreamCounts,
+    StreamWrite,
+    ViewWrite,
+)
+
+__all__ = ["Writes", "reached_offsets"]
+
+OLDEST_TICKS = 1_000  # so often the store is told from where on events can be read
+
+
+def reached_offsets(store: Store, stream: Stream) -> Mapping[int, int]:
+    """How far the furthest of the stream's views ever came."""
+    progress = store.streams().get(stream.name)
+    return progress.next_offsets if progress is not None else {}
+
+
+class Writes:
+    def __init__(self, reader: LogReader, store: Store, computer: Computer) -> None:
+        self._reader = reader
+        self._store = store
+        self._computer = computer
+
+    def streams(
+        self, written: Sequence[tuple[LiveView, ViewWrite, Computed]]
+    ) -> tuple[StreamWrite, ...]:
+        """For each stream that this tick brings further than any before it. What was accepted is
+        what Spark counted for one of the views, whatever the offsets say."""
+        streams: dict[str, StreamWrite] = {}
+        for view, write, done in written:
+            name = view.stream.name
+            reached = reached_offsets(self._store, view.stream)
+            if (
+                name in streams
+                or not done.rows
+                or any(r.start < reached.get(r.partition, 0) for r in done.ranges)
+            ):
+                continue
+            counts = write.counts
+            counted = counts.applied + counts.filtered + counts.sided + counts.dropped
+            streams[name] = StreamWrite(
+                name,
+                {**reached, **{r.partition: r.end for r in done.ranges}},
+                StreamCounts(
+                    advanced=done.rows,
+                    accepted=counted + counts.dead,
+                    duplicate=done.duplicates,
+                ),
+                seen=done.verdict.seen,
+                duplicates=done.verdict.duplicates,
+                seen_since=done.verdict.seen_since,
+                oldest=self._oldest(view.stream),
+            )
+        return tuple(streams.values())
+
+    def _oldest(self, stream: Stream) -> Mapping[int, int]:
+        """Now and then, where something is recorded of single events."""
+        if stream.deduplication is None or self._store.last_tick() % OLDEST_TICKS:
+            return {}
+        return dict(enumerate(self._reader.oldest(stream.name)))
+
+    def view(self, view: LiveView, done: Computed, watermark: int | None) -> ViewWrite:
+        plan = view.running_plan.plan
+        partials = done.tables.get((view.name, None))
+        dropped: tuple[tuple[int, int, int], ...] = ()
+        if partials is not None:
+            if view.stream.late_policy is LatePolicy.DROP and plan.window is not None:
+                dropped = tuple(dropped_windows(plan, partials))
+            partials = applied_rows(plan, partials)
+        dead = self._dead_letters(view, done)
+        return ViewWrite(
+            view=view.name,
+            partials=partials if partials is not None and partials.num_rows else None,
+            distincts={
+                d.name: done.tables[(view.name, d.name)]
+                for d in view.running_plan.distincts
+                if (view.name, d.name) in done.tables
+            },
+            next_offsets=dict(enumerate(done.next_offsets)),
+            counts=view_counts(view, done, len(dead)),
+            watermark_microseconds=watermark,
+            dead=dead,
+            sided=self._computer.sided(done, view),
+            dropped=dropped,
+        )
+
+    def _dead_letters(self, view: LiveView, done: Computed) -> tuple[StoreDeadLetter, ...]:
+        reason = done.dead.get(view.name)
+        if reason is None:
+            return ()
+        (only,) = done.ranges
+        return (
+            StoreDeadLetter(
+                view=view.name,
+                stream=view.stream.name,
+                partition=only.partition,
+                offset=only.start,
+                reason=reason,
+                raw=_event_json(self._reader, view.stream, only),
+            ),
+        )
+
+
+def _event_json(reader: LogReader, stream: Stream, only: Range) -> str:
+    (found,) = reader.read_history(stream.name, only.partition, only.start, only.end)
+    row: dict[str, Any] = found.batch.to_pylist()[0]
+    return json.dumps(row, default=str, ensure_ascii=False)

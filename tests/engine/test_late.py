@@ -195,7 +195,7 @@ def sided(rig: Any, view: str) -> Counter[tuple[int, int, int]]:
 def test_what_was_set_aside_can_be_applied_later(make_rig: Callable[..., Any]) -> None:
     rig = make_rig(STREAM.format(policy="side") + VIEWS)
     rig.start()
-    events = [(0, 0, "a"), (0, 20, "a"), (0, 1, "b"), (0, 1, "a"), (0, 15, "c")]
+    events = [(0, 0, "a"), (0, 20, "a"), (0, 1, "b"), (0, 1, "a"), (0, 17, "c")]
     append(rig, events)
     rig.settle()
     assert sided(rig, "tumbling") == Counter({(0, 2, 0): 1, (0, 3, 0): 1})

@@ -179,6 +179,24 @@ def test_dead_letters_are_listed_repaired_and_discarded(
     assert "no dead letters" in headrace("deadletters", "list", "--view", "income", *where).out
 
 
+def test_the_ledger_holds_and_nothing_waits_for_a_decision(
+    up: Up, headrace: Callable[..., Any]
+) -> None:
+    where = ("--project", up.folder)
+    _until(lambda: _caught_up(headrace, where))
+    shown = headrace("ledger", *where, "--json")
+    assert shown.code == 0, shown.out
+    sums = shown.document
+    appended = sums["gateway"]["transactions"]["appended"]
+    assert appended == sums["streams"]["transactions"]["advanced"] > 0
+    assert sums["views"]["income"]["read"] == sums["streams"]["transactions"]["accepted"]
+    assert "income_by_user" in headrace("ledger", *where).out
+    assert headrace("late", "list", "transactions", *where, "--json").document["decisions"] == []
+    refused = headrace("resume", "transactions", "--drop", *where)
+    assert (refused.code, "is halted" in refused.err) == (2, True)
+    assert headrace("late", "apply", "transactions", *where).code == 0
+
+
 def test_rebuild_gives_the_same_view(up: Up, headrace: Callable[..., Any]) -> None:
     where = ("--project", up.folder)
     sql = "SELECT count(*) AS n, sum(income) AS income FROM income"

@@ -108,7 +108,8 @@ def test_scopes_over_http(
     refused = gateway.send(NOTE, "transactions", bearer(ingest))
     assert (refused.status_code, refused.json()["code"]) == (403, "scope-missing")
 
-    for path in ("/v1/streams", "/v1/deadletters", "/metrics", "/v1/status", "/v1/views"):
+    reading = ("/v1/streams", "/v1/deadletters", "/metrics", "/v1/status", "/v1/views")
+    for path in (*reading, "/v1/ledger", "/v1/streams/notes/late"):
         assert gateway.client.get(path).status_code == 401
         assert gateway.client.get(path, headers=bearer(ingest)).status_code == 403
         assert gateway.client.get(path, headers=bearer(everything)).status_code in (200, 503)

@@ -24,6 +24,7 @@ CHECKS = [
     content_type_conformance,
     response_schema_conformance,
 ]
+SERVED = ["/healthz", "/v1/streams", "/v1/status", "/v1/ledger", "/metrics"]
 ENGINE = re.compile(r"/v1/(views|sql)|/readyz")
 
 
@@ -62,6 +63,10 @@ def test_it_covers_every_path_of_the_contract() -> None:
         ("POST", "/v1/deadletters/discard"),
         ("GET", "/v1/streams"),
         ("GET", "/v1/streams/{stream}/completeness"),
+        ("GET", "/v1/streams/{stream}/late"),
+        ("POST", "/v1/streams/{stream}/late/apply"),
+        ("POST", "/v1/streams/{stream}/resume"),
+        ("GET", "/v1/ledger"),
         ("GET", "/openapi.json"),
         ("GET", "/healthz"),
         ("GET", "/readyz"),
@@ -77,7 +82,7 @@ def test_it_covers_every_path_of_the_contract() -> None:
     }
 
 
-@pytest.mark.parametrize("path", ["/healthz", "/v1/streams", "/v1/status", "/metrics"])
+@pytest.mark.parametrize("path", SERVED)
 def test_served(shared_gateway: Any, path: str) -> None:
     assert shared_gateway.client.get(path).status_code == 200
     assert shared_gateway.client.get("/openapi.json").json() == openapi_document()

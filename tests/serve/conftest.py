@@ -112,6 +112,8 @@ class PlayedEngine:
     def apply_late(self, stream: str, view: str | None) -> None:
         if stream != "payments":
             raise QueryError(f"there is no stream {stream!r} with views", status=404)
+        if view is not None and view not in self.views:
+            raise QueryError(f"stream {stream} has no view {view!r}", status=404)
         self.late_applied.append((stream, view))
 
     def metrics(self) -> Mapping[str, float]:

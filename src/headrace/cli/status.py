@@ -64,9 +64,11 @@ def _show(answer: dict[str, Any]) -> None:
     views = answer.get("views", {})
     if views:
         print_table(
-            ("view", "state", "from", "freshness", "applied", "late", "dead", ""),
+            ("view", "state", "from", "freshness", "held back by", "applied", "late", "dead", ""),
             [_view_row(name, view) for name, view in views.items()],
         )
+    for line in _halts(views):
+        print(line)
 
 
 def _view_row(name: str, view: dict[str, Any]) -> tuple[Any, ...]:
@@ -76,11 +78,25 @@ def _view_row(name: str, view: dict[str, Any]) -> tuple[Any, ...]:
         view["state"],
         view["stream"],
         view["freshness"],
+        view["held_back_by"] or None,
         counts.get("applied"),
         counts.get("late"),
         counts.get("dead"),
         view["detail"],
     )
+
+
+def _halts(views: dict[str, Any]) -> list[str]:
+    """Why each halted stream waits, in full, and how it goes on."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for name, view in views.items():
+        if view["state"] == "halted":
+            reasons.setdefault((view["stream"], view["detail"]), []).append(name)
+    return [
+        f"{stream} is halted ({', '.join(names)}): {reason}\n"
+        f"  decide with headrace resume {stream} --apply, --side or --drop"
+        for (stream, reason), names in reasons.items()
+    ]
 
 
 def _is_figure(name: str, value: Any) -> bool:

@@ -23,11 +23,12 @@ from headrace.gateway.committer import Committer
 from headrace.gateway.completeness import PRODUCERS_MAX, ProducerWatch
 from headrace.gateway.deadletters import LIST_MAX, DeadLetters
 from headrace.gateway.heartbeats import Heartbeats
+from headrace.gateway.joined import Joined
 from headrace.gateway.metrics import Metrics
 from headrace.gateway.openapi import openapi_body
 from headrace.gateway.parameters import number_parameter, read_parameters, stream_parameter
 from headrace.gateway.problems import Response, problem_response
-from headrace.gateway.proxy import EngineAway, EngineProxy
+from headrace.gateway.proxy import EngineProxy
 from headrace.gateway.reading import BodyReader
 from headrace.gateway.requests import (
     JSON_HEADERS,
@@ -49,10 +50,9 @@ logger = logging.getLogger("headrace.gateway")
 Handler = Callable[[Any, Any], Awaitable["Response | None"]]
 
 _VIEW_PATH = re.compile(r"/v1/views/([^/]+)(?:/(changes|deadletters|rebuild|snapshot))?")
-_COMPLETENESS_PATH = re.compile(r"/v1/streams/([^/]+)/completeness")
+_STREAM_PATH = re.compile(r"/v1/streams/([^/]+)/(completeness|late|late/apply|resume)")
 _ADMIN_BODY_BYTES_MAX = 4 * 1024 * 1024
 _QUERY_BODY_BYTES_MAX = 1 * 1024 * 1024
-_ENGINE_ANSWER_SECONDS_MAX = 2.0
 
 
 class GatewayApp:
@@ -75,6 +75,7 @@ class GatewayApp:
         self._access = access
         self._committer = committer
         self._proxy = proxy
+        self._joined = Joined(proxy)
         self._metrics = metrics
         self._bodies = BodyReader(settings.gateway, committer)
         self._deadletters = DeadLetters(settings, reader, committer.decoders, committer.account)
@@ -93,6 +94,7 @@ class GatewayApp:
             "/v1/heartbeats": {"POST": (ANY_TOKEN, self._post_heartbeats)},
             "/v1/streams": {"GET": ("query", self._list_streams)},
             "/v1/status": {"GET": ("query", self._status)},
+            "/v1/ledger": {"GET": ("query", self._ledger)},
             "/v1/views": {"GET": ("query", self._forward)},
             "/v1/sql": {"POST": ("sql", self._forward)},
             "/metrics": {"GET": ("admin", self._show_metrics)},
@@ -106,6 +108,12 @@ class GatewayApp:
             "deadletters": {"GET": ("admin", self._forward)},
             "rebuild": {"POST": ("admin", self._forward)},
             "snapshot": {"POST": ("admin", self._forward)},
+        }
+        self._stream_routes: dict[str, dict[str, tuple[str | None, Handler]]] = {
+            "completeness": {"GET": ("query", self._completeness)},
+            "late": {"GET": ("query", self._forward_about_stream)},
+            "late/apply": {"POST": ("admin", self._forward_about_stream)},
+            "resume": {"POST": ("admin", self._forward_about_stream)},
         }
 
     async def __rsgi__(self, scope: Any, protocol: Any) -> None:
@@ -211,8 +219,8 @@ class GatewayApp:
             view = _VIEW_PATH.fullmatch(path)
             if view is not None:
                 routes = self._view_routes[view.group(2)]
-            elif _COMPLETENESS_PATH.fullmatch(path):
-                routes = {"GET": ("query", self._completeness)}
+            elif (stream := _STREAM_PATH.fullmatch(path)) is not None:
+                routes = self._stream_routes[stream.group(2)]
             elif path == "/v1/events":
                 routes = {"POST": ("admin", self._forward)}
             else:
@@ -254,6 +262,10 @@ class GatewayApp:
         self._metrics.add_response(status)
         return None
 
+    async def _forward_about_stream(self, scope: Any, protocol: Any) -> Response | None:
+        self._stream_of(scope.path)
+        return await self._forward(scope, protocol)
+
     # ------------------------------------------------------------------------------ the gateway's
 
     async def _list_deadletters(self, scope: Any, protocol: Any) -> Response:
@@ -274,10 +286,13 @@ class GatewayApp:
             )
         return known
 
+    def _stream_of(self, path: str) -> str:
+        named = _STREAM_PATH.fullmatch(path)
+        assert named is not None, "only paths of streams come here"
+        return self._known_stream(named.group(1))
+
     async def _completeness(self, scope: Any, protocol: Any) -> Response:
-        named = _COMPLETENESS_PATH.fullmatch(scope.path)
-        assert named is not None
-        stream = self._known_stream(named.group(1))
+        stream = self._stream_of(scope.path)
         parameters = read_parameters(scope.query_string)
         after = parameters.get("after", [""])[0]
         limit = number_parameter(parameters, "limit", 100, 1, PRODUCERS_MAX)
@@ -299,27 +314,15 @@ class GatewayApp:
         return 200, JSON_HEADERS, msgspec.json.encode({"streams": streams})
 
     async def _status(self, scope: Any, protocol: Any) -> Response:
-        status: dict[str, Any] = {}
-        try:
-            code, body = await self._proxy.read("/v1/status", _ENGINE_ANSWER_SECONDS_MAX)
-            if code != 200:
-                raise EngineAway(f"it answers with status {code}")
-            status = msgspec.json.decode(body, type=dict[str, Any])
-        except EngineAway as error:
-            status["engine"] = {"state": "down", "reason": error.message}
-        except msgspec.DecodeError:
-            status["engine"] = {"state": "down", "reason": "its answer cannot be read"}
-        status["gateway"] = self._state.gateway()
+        status = await self._joined.document("/v1/status", self._state.gateway)
         return 200, JSON_HEADERS, msgspec.json.encode(status)
 
+    async def _ledger(self, scope: Any, protocol: Any) -> Response:
+        sums = await self._joined.document("/v1/ledger", self._state.ledger)
+        return 200, JSON_HEADERS, msgspec.json.encode(sums)
+
     async def _show_metrics(self, scope: Any, protocol: Any) -> Response:
-        text = self._metrics.exposition()
-        try:
-            code, body = await self._proxy.read("/metrics", _ENGINE_ANSWER_SECONDS_MAX)
-            if code == 200:
-                text += body
-        except EngineAway:
-            pass  # the gateway's own figures are still true
+        text = await self._joined.metrics(self._metrics)
         return 200, [("content-type", "text/plain; version=0.0.4; charset=utf-8")], text
 
     async def _healthz(self, scope: Any, protocol: Any) -> Response:
@@ -333,9 +336,7 @@ class GatewayApp:
         await self._healthz(scope, protocol)
         if self.is_draining:
             raise _stopping()
-        code, _ = await self._proxy.read("/healthz", _ENGINE_ANSWER_SECONDS_MAX)
-        if code != 200:
-            raise EngineAway(f"it answers with status {code}")
+        await self._joined.read("/healthz")
         return 200, JSON_HEADERS, b'{"state":"ready"}'
 
     async def _openapi(self, scope: Any, protocol: Any) -> Response:

@@ -30,6 +30,14 @@ class Counts:
     retried: int = 0
     dead: int = 0
 
+    def plus(self, other: Counts) -> Counts:
+        return Counts(
+            self.received + other.received,
+            self.appended + other.appended,
+            self.retried + other.retried,
+            self.dead + other.dead,
+        )
+
     @property
     def is_conserved(self) -> bool:
         return self.received == self.appended + self.retried + self.dead

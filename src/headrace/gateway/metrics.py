@@ -58,12 +58,9 @@ class Metrics(Collector):
         self._append_seconds.observe(seconds)
 
     def add_counts(self, counts: Mapping[str, Counts]) -> None:
+        """A stream's totals are replaced as a whole: a reader never sees half of a group."""
         for stream, added in counts.items():
-            total = self.counts.setdefault(stream, Counts())
-            total.received += added.received
-            total.appended += added.appended
-            total.retried += added.retried
-            total.dead += added.dead
+            self.counts[stream] = self.counts.get(stream, Counts()).plus(added)
 
     def add_skews(self, measured: Iterable[MeasuredSkews]) -> None:
         for one in measured:

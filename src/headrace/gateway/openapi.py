@@ -10,6 +10,7 @@ from functools import lru_cache
 import msgspec
 
 from headrace.gateway.completeness import PRODUCERS_MAX
+from headrace.gateway.openapi_late import late_paths, ledger_paths
 from headrace.gateway.openapi_parts import answer, operation, parameter, problems, reference
 from headrace.gateway.openapi_schemas import Json, openapi_schemas
 from headrace.gateway.requests import (
@@ -49,7 +50,9 @@ def openapi_document() -> Json:
             "description": "Send events, read views that stay exact and live.",
         },
         "paths": {**_event_paths(), **_dead_letter_paths(), **_view_paths(), **_own_paths()}
-        | _completeness_paths(),
+        | _completeness_paths()
+        | late_paths()
+        | ledger_paths(),
         "components": {
             "schemas": openapi_schemas(),
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},

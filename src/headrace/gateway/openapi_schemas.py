@@ -52,6 +52,8 @@ def openapi_schemas() -> Json:
         }
     )
     return {
+        **_late(),
+        "Ledger": _ledger(),
         "Problem": _object(
             dict.fromkeys(("type", "title", "detail", "code", "hint"), text) | {"status": number}
         ),
@@ -145,4 +147,55 @@ def _completeness() -> Json:
             "producers": {"type": "array", "items": producer, "maxItems": PRODUCERS_MAX},
             "next_after": text_or_null,
         }
+    )
+
+
+def _late() -> Json:
+    text: Json = {"type": "string"}
+    number: Json = {"type": "integer"}
+    sided = _object({"view": text, "aside": number, "applied": number})
+    dropped = _object({"view": text, "window_start": text, "window_end": text, "events": number})
+    place: Json = {"partition": number, "offset": number}
+    decision = _object({**place, "decision": text, "decided_at": text})
+    lists = {"sided": sided, "dropped": dropped, "decisions": decision}
+    return {
+        "Late": _object(
+            {
+                "stream": text,
+                **{name: {"type": "array", "items": item} for name, item in lists.items()},
+                "cut": {"type": "boolean"},
+            }
+        ),
+        "LateApplied": _object(
+            {"stream": text, "view": {"type": ["string", "null"]}, "state": text}
+        ),
+        "Resumed": _object(
+            {
+                "stream": text,
+                "decision": text,
+                "events": {"type": "array", "items": _object(place)},
+            }
+        ),
+    }
+
+
+def _ledger() -> Json:
+    def sums(*fates: str, **more: Json) -> Json:
+        counted: Json = {fate: {"type": "integer"} for fate in fates}
+        one = _object({**counted, "is_conserved": {"type": "boolean"}, **more})
+        return {"type": "object", "additionalProperties": one}
+
+    text: Json = {"type": "string"}
+    events = ("read", "applied", "filtered", "late", "sided", "dropped", "dead", "duplicate")
+    return _object(
+        {
+            "gateway": sums("received", "appended", "retried", "dead", incident=text),
+            "engine": {"type": "object"},
+            "streams": sums(
+                "advanced", "accepted", "duplicate", "dead", next_offsets={"type": "object"}
+            ),
+            "views": sums(*events, incident=text, stream=text),
+        },
+        "streams",
+        "views",
     )

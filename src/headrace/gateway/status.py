@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from typing import Any
 
 from headrace.gateway.committer import Committer
+from headrace.gateway.conservation import Counts
 from headrace.gateway.metrics import Metrics
 from headrace.log.contract import LogReader
 from headrace.model.definitions import Project
@@ -24,24 +26,28 @@ class Status:
         self._started = time.time()
 
     def gateway(self) -> dict[str, Any]:
-        totals = {
-            name: {
-                "received": c.received,
-                "appended": c.appended,
-                "retried": c.retried,
-                "dead": c.dead,
-            }
-            for name, c in self._metrics.counts.items()
-        }
         return {
             "state": "failed" if self._committer.failure else "up",
             "reason": self._committer.failure,
             "uptime_seconds": round(time.time() - self._started, 3),
             "queue_requests": self._committer.queue_requests,
             "queue_bytes": self._committer.queue_bytes,
-            "events": totals,
+            "events": {name: asdict(c) for name, c in list(self._metrics.counts.items())},
             "conservation": dict(self._committer.conservation.violations),
             "clocks": {name: s.snapshot() for name, s in list(self._metrics.skews.items())},
+        }
+
+    def ledger(self) -> dict[str, Any]:
+        """What the gateway counted since it started, of every stream of the project."""
+        return {stream.name: self._sums(stream.name) for stream in self._project.streams}
+
+    def _sums(self, stream: str) -> dict[str, Any]:
+        counts = self._metrics.counts.get(stream, Counts())
+        incident = self._committer.conservation.violations.get(stream, "")
+        return {
+            **asdict(counts),
+            "is_conserved": counts.is_conserved and not incident,
+            "incident": incident,
         }
 
     def streams(self) -> list[dict[str, Any]]:

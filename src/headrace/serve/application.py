@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from headrace.model.errors import RequestError
-from headrace.serve import operations, proof, views
+from headrace.serve import late, ledger, operations, proof, views
 from headrace.serve.changes import EventStream, follow_changes
 from headrace.serve.http import Receive, Request, Response, Scope, Send, send_response
 from headrace.serve.problems import problem
@@ -41,6 +41,10 @@ ROUTES = (
     _route("POST", "/v1/views/NAME/rebuild", operations.rebuild),
     _route("POST", "/v1/views/NAME/snapshot", proof.snapshot),
     _route("POST", "/v1/sql", views.run_sql),
+    _route("GET", "/v1/streams/NAME/late", late.list_late),
+    _route("POST", "/v1/streams/NAME/late/apply", late.apply_late),
+    _route("POST", "/v1/streams/NAME/resume", late.resume),
+    _route("GET", "/v1/ledger", ledger.ledger),
     _route("GET", "/v1/status", operations.status),
     _route("GET", "/metrics", operations.metrics),
     _route("GET", "/healthz", operations.health, is_open=True),

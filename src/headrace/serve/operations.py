@@ -15,6 +15,7 @@ from headrace.model.errors import QueryError, RequestError
 from headrace.serve.completeness import freshness_text
 from headrace.serve.control import EngineStatus, ViewReport
 from headrace.serve.http import Request, Response, json_response
+from headrace.serve.ledger import ledger_figures
 from headrace.serve.services import Services
 from headrace.serve.text import timestamp_text
 
@@ -117,6 +118,7 @@ class _Figures(Collector):
         yield _figure("sql_under_way", self._services.queries.admitted)
         for name, value in self._services.control.metrics().items():
             yield _figure(name, value)
+        yield from ledger_figures(self._services.store)
         yield from _store_figures(self._services.store.metrics())
 
 

@@ -7,12 +7,12 @@ may be larger than an answer should be, and whoever proves it reads the log's fi
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import msgspec
 
 from headrace.model.errors import RequestError
 from headrace.serve.http import Request, Response, json_response
+from headrace.serve.parameters import decoded
 from headrace.serve.services import Services
 
 __all__ = ["snapshot"]
@@ -28,7 +28,7 @@ class _SnapshotAsked(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def snapshot(services: Services, request: Request, name: str) -> Response:
-    asked = _decoded(await request.body(), _SnapshotAsked)
+    asked = decoded(await request.body(), _SnapshotAsked)
     folder = services.settings.run_directory / asked.folder
     if not _FOLDER.fullmatch(asked.folder) or not folder.is_dir():
         raise RequestError(
@@ -45,12 +45,3 @@ async def snapshot(services: Services, request: Request, name: str) -> Response:
         return msgspec.json.encode(found)
 
     return json_response(await services.queries.run(write))
-
-
-def _decoded(body: bytes, kind: type[Any]) -> Any:
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise RequestError(
-            400, "body", f"the body cannot be read: {error}", hint="see /openapi.json"
-        ) from error

@@ -12,6 +12,7 @@ import pyarrow as pa
 from headrace.model.errors import QueryError, RequestError
 from headrace.serve.formats import Answer, choose, encode
 from headrace.serve.http import Request, Response, json_response
+from headrace.serve.parameters import limit_alone, whole_number
 from headrace.serve.services import Services
 from headrace.store.contract import QueryResult
 
@@ -93,7 +94,7 @@ def _asked(parameters: list[tuple[str, str]], rows_max: int) -> _Asked:
     return _Asked(
         filters,
         _order_by(reserved.get("order_by", "")),
-        _whole_number("limit", reserved.get("limit", str(min(LIMIT, rows_max))), 1, rows_max),
+        whole_number("limit", reserved.get("limit", str(min(LIMIT, rows_max))), 1, rows_max),
         reserved.get("cursor") or None,
     )
 
@@ -110,26 +111,8 @@ def _order_by(text: str) -> list[tuple[str, bool]]:
     return [(item.removeprefix("-"), item.startswith("-")) for item in items]
 
 
-def _whole_number(name: str, text: str, minimum: int, maximum: int) -> int:
-    is_number = text.isascii() and text.isdigit() and len(text) <= 18
-    if not is_number or not minimum <= int(text) <= maximum:
-        raise RequestError(
-            400,
-            "parameter",
-            f"{name}={text[:40]} is not a whole number from {minimum} to {maximum}",
-            hint=f"{name} is at least {minimum} and at most {maximum}",
-        )
-    return int(text)
-
-
 async def list_dead_letters(services: Services, request: Request, name: str) -> Response:
-    given = dict(request.parameters())
-    unknown = sorted(set(given) - {"limit"})
-    if unknown:
-        raise RequestError(
-            400, "parameter", f"unknown parameter {unknown[0]!r}", hint="limit is the only one"
-        )
-    limit = _whole_number("limit", given.get("limit", str(LIMIT)), 1, DEAD_LETTERS_MAX)
+    limit = limit_alone(request, LIMIT, DEAD_LETTERS_MAX)
 
     def read() -> bytes:
         view = services.view_name(name)

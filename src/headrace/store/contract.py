@@ -16,8 +16,10 @@ import pyarrow as pa
 
 from headrace.model.definitions import Stream
 from headrace.model.plan import BoundView
+from headrace.store.late_counts import LateCounts
 
 __all__ = [
+    "INCIDENT",
     "CatalogEntry",
     "Counts",
     "Freshness",
@@ -39,6 +41,7 @@ __all__ = [
 ]
 
 Offsets = npt.NDArray[np.int64]
+INCIDENT = "incident: "  # begins the detail of a view that failed because events did not add up
 
 
 @dataclass(frozen=True)
@@ -200,6 +203,10 @@ class ViewStatus:
         opened again, and to SQL it does not exist."""
         return self.state in ("changed", "removed")
 
+    @property
+    def is_incident(self) -> bool:
+        return self.state == "failed" and self.detail.startswith(INCIDENT)
+
 
 @dataclass(frozen=True)
 class CatalogEntry:
@@ -292,6 +299,9 @@ class Store(Protocol):
 
     def decisions(self, stream: str) -> Sequence[StoredDecision]:
         """All that were ever taken, ordered by partition and offset."""
+
+    def late(self, stream: str, limit: int) -> LateCounts:
+        """What became of the stream's late events; at most so many windows and decisions."""
 
     def open_stream(self, stream: Stream) -> None:
         """Make a stream known to this process. When what its verdicts about duplicates rest on

@@ -34,6 +34,7 @@ from headrace.store.contract import (
     ViewStatus,
 )
 from headrace.store.late import Late
+from headrace.store.late_counts import LateCounts
 from headrace.store.ledger import (
     Ledger,
     read_dead_letters,
@@ -209,6 +210,10 @@ class DuckStore:
     def decisions(self, stream: str) -> Sequence[StoredDecision]:
         with self._lock:
             return self._late.decisions(stream)
+
+    def late(self, stream: str, limit: int) -> LateCounts:
+        with self._queries.read() as (cursor, _):
+            return self._late.counts(cursor, stream, limit)
 
     # Reads
 

@@ -21,6 +21,7 @@ from headrace.model.errors import StoreError
 from headrace.model.types import DataType
 from headrace.store.connection import quoted, store_type
 from headrace.store.contract import StoredDecision, ViewWrite
+from headrace.store.late_counts import DecisionTaken, DroppedCount, LateCounts, SidedCount
 
 __all__ = ["LATE_SUFFIX", "Late"]
 
@@ -172,6 +173,40 @@ class Late:
             for row in rows:
                 self._decisions.setdefault(row[0], []).append(StoredDecision(*row))
         return self._decisions.get(stream, [])
+
+    def counts(self, cursor: duckdb.DuckDBPyConnection, stream: str, limit: int) -> LateCounts:
+        """Reads with the cursor given, from any thread."""
+        dropped = cursor.execute(
+            "SELECT view, epoch_us(window_start), epoch_us(window_end), sum(events)::BIGINT"
+            " FROM _headrace.dropped WHERE stream = ? GROUP BY ALL"
+            " ORDER BY 3 DESC, 2 DESC, view LIMIT ?",
+            [stream, limit + 1],
+        ).fetchall()
+        decisions = cursor.execute(
+            "SELECT partition, position, decision, epoch_us(decided_at) FROM _headrace.decisions"
+            " WHERE stream = ? ORDER BY decided_at DESC, partition, position LIMIT ?",
+            [stream, limit + 1],
+        ).fetchall()
+        return LateCounts(
+            sided=self._sided_counts(cursor, stream),
+            dropped=tuple(DroppedCount(*row) for row in dropped[:limit]),
+            decisions=tuple(DecisionTaken(*row) for row in decisions[:limit]),
+            is_cut=max(len(dropped), len(decisions)) > limit,
+        )
+
+    def _sided_counts(
+        self, cursor: duckdb.DuckDBPyConnection, stream: str
+    ) -> tuple[SidedCount, ...]:
+        number = self._numbers.get(stream)
+        if number is None:
+            return ()
+        rows = cursor.execute(
+            "SELECT view, count(*) FILTER (missing > 0), count(*) FILTER (missing = 0) FROM ("
+            " SELECT view, count(*) - count(_applied_in_tick) AS missing"
+            f" FROM {_table(number)} GROUP BY view, _partition, _offset)"
+            " GROUP BY view ORDER BY view"
+        ).fetchall()
+        return tuple(SidedCount(*row) for row in rows)
 
 
 def _table(number: int) -> str:

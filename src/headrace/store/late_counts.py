@@ -1,0 +1,46 @@
+"""What became of a stream's late events that were not applied at once, as operators see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["DecisionTaken", "DroppedCount", "LateCounts", "SidedCount"]
+
+
+@dataclass(frozen=True)
+class SidedCount:
+    """Events that were set aside for a view: those that still miss a window are `aside`, those
+    that were applied to all of theirs since are `applied`."""
+
+    view: str
+    aside: int
+    applied: int
+
+
+@dataclass(frozen=True)
+class DroppedCount:
+    """Events that a window of a view did not take: one that missed two windows counts in both."""
+
+    view: str
+    window_start_microseconds: int
+    window_end_microseconds: int
+    events: int
+
+
+@dataclass(frozen=True)
+class DecisionTaken:
+    partition: int
+    offset: int
+    decision: str
+    decided_at_microseconds: int
+
+
+@dataclass(frozen=True)
+class LateCounts:
+    """`dropped` has the newest windows first, `decisions` the newest first; `is_cut` says that
+    there are more of either than were asked for."""
+
+    sided: tuple[SidedCount, ...]
+    dropped: tuple[DroppedCount, ...]
+    decisions: tuple[DecisionTaken, ...]
+    is_cut: bool

@@ -191,9 +191,10 @@ class Ticker:
     ) -> tuple[list[tuple[LiveView, ViewWrite, Computed]], Sequence[ViewChange]]:
         remaining = list(computed)
         while remaining:
+            marked = [(done, self._mark(done)) for done in remaining]
             written = [
-                (view, self._writes.view(view, done, _later(view, self._mark(done))), done)
-                for done in remaining
+                (view, self._writes.view(view, done, _later(view, mark)), done)
+                for done, mark in marked
                 for view in done.views
             ]
             streams = self._writes.streams(written)
@@ -211,6 +212,9 @@ class Ticker:
                 continue
             self._tick += 1
             self._computer.forget()
+            for done, mark in marked:
+                for view in done.views:
+                    view.held_back_by = mark.held_back_by
             return written, changes
         return [], ()
 
@@ -240,7 +244,6 @@ class Ticker:
     def _advance(self, view: LiveView, write: ViewWrite, done: Computed) -> None:
         view.next_offsets = done.next_offsets
         view.watermark_microseconds = write.watermark_microseconds
-        view.held_back_by = self._mark(done).held_back_by
         view.totals = view.totals.plus(write.counts)
         if view.isolation is not None:
             self._relax(view, view.isolation, done)

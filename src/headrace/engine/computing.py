@@ -150,7 +150,7 @@ class Computer:
             marks = merged(marks, judged)
             tables = self._run(group, ranges, marks)
         undecided = [view for view in group.views if _has_null(tables, view, BEYOND)]
-        if undecided:
+        if undecided and group.stream.late_policy is LatePolicy.HALT:
             cut, halt = self._cut(group.stream, undecided, ranges, marks)
             if not cut:
                 return Computed(group, (), group.views, {}, halt=halt)

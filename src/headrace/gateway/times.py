@@ -79,10 +79,10 @@ class EventTimes:
         """What the dead letter of such a row says."""
         times = self._times(batch)
         assert times is not None
-        bound = timedelta(microseconds=self._stream.future_microseconds)
+        seconds = self._stream.future_microseconds / 1_000_000
         return (
-            f"event time {_shown(int(times[row]))} is more than {bound} after it was received at "
-            f"{_shown(received)}"
+            f"event time {_shown(int(times[row]))} is more than {seconds:g} s after it was "
+            f"received at {_shown(received)}"
         )
 
     def _times(self, batch: pa.RecordBatch) -> Numbers | None:

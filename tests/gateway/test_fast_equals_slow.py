@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from headrace.gateway import decode_json
@@ -124,6 +124,7 @@ def same(left: pa.RecordBatch, right: pa.RecordBatch) -> bool:
 
 
 @given(records())
+@example(b'{"huge":"7.211655568046902e-224"}')
 @settings(max_examples=500, deadline=None)
 def test_what_the_fast_path_accepts_the_slow_path_accepts_with_equal_values(raw: bytes) -> None:
     fast = DECODER.decode_lines(raw, 1)
@@ -179,6 +180,30 @@ def test_decimals_are_exact_or_refused(number: Decimal, is_text: bool) -> None:
     else:
         assert fits
         assert batch.column("price")[0].as_py() == number
+
+
+@pytest.mark.parametrize("column", ["price", "huge", "place"])
+def test_digits_far_behind_the_point(column: str) -> None:
+    """Every depth: what pyarrow makes of one depends on what lies behind its table."""
+    written = [f"{head}e-{depth}" for depth in range(420) for head in ("1", "1.5", "10", "0")]
+    written += [f"0.{'0' * depth}1" for depth in range(300)]
+    written += [f"1.{'0' * depth}" for depth in range(1, 300)]
+    written += [f"0.{'0' * depth}1e-{depth}" for depth in range(40)]
+    written += ["1\\u0065-45", "1e\\u002d45", "1e-4\\u0035", "0\\u002e" + "0" * 44 + "1"]
+    for text in written:
+        for literal in (text, f'"{text}"'):
+            value = f'{{"price":{literal}}}' if column == "place" else literal
+            raw = f'{{"{column}":{value}}}'.encode()
+            fast, by_the_book = DECODER.decode_lines(raw, 1), slow(raw)
+            if fast is not None:
+                assert by_the_book is not None, raw
+                assert same(fast, by_the_book), raw
+
+
+def test_identifiers_are_not_taken_for_digits_far_behind_the_point() -> None:
+    """Else a stream of UUIDs and prices would be decoded record by record."""
+    name = "8f33e-41d2-413e-9927-1234567890ab"
+    assert DECODER.decode_lines(f'{{"name":"{name}","number":1.5e-18,"price":2}}'.encode(), 1)
 
 
 @pytest.mark.parametrize(

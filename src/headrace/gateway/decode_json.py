@@ -9,6 +9,10 @@ until the fault stands alone, and what is left is decided by RecordDecoder, reco
 Why framing is safe: every line of a block starts with { and ends with }, and a raw newline cannot
 be inside a JSON string. So no value can reach over a line's end, each line holds one object or
 more, and as many rows as lines means exactly one each.
+
+Why decimals are looked at before: with more than 38 digits after the point beyond the column's
+own, pyarrow reads past its table of powers of ten and may give any value, zero included. So at
+most 38 are let through: 38 as written, or 20 with an exponent down to -18.
 """
 
 from __future__ import annotations
@@ -41,6 +45,13 @@ RECORDS_ONE_BY_ONE_MAX = 8  # below this, starting pyarrow's parser costs more t
 LINES_CUT_MIN = 200  # with fewer, the parser is as fast
 CUTS_LEFT_OUT = 16  # blocks that go to the parser at once after lines that were not alike
 _BARE_NOT_FINITE = re.compile(rb"[:,\[\s-](?:NaN|Inf)")
+_DEEP = rb"-(?<=[0-9.]%b-)0*(?:[1-9][0-9]{2,}|[2-9][0-9]|19)[\"\\\s,}\]]"  # no part of a UUID
+_DEEP_DECIMALS = [  # each begins with letters of its own: that is what makes the search fast
+    re.compile(rb"\.[0-9]{21}(?:[0-9]{18}|[0-9]*[eE]-)"),
+    re.compile(b"e" + _DEEP % b"e"),
+    re.compile(b"E" + _DEEP % b"E"),
+    re.compile(rb"\\u00(?:2[dDeE]|3[0-9]|[46]5)"),  # a digit, point, minus or e as an escape
+]
 _NEWLINE, _OPEN, _CLOSE, _BRACKET = 10, 123, 125, 91
 
 
@@ -68,6 +79,7 @@ class JsonDecoder:
             explicit_schema=pa.schema(list(self._carriers.items())),
             unexpected_field_behavior="ignore",
         )
+        self._has_decimals = any(_holds_decimals(c.type) for c in stream.columns)
         self._cuts_left_out = 0
 
     def decode(self, records: Sequence[bytes]) -> Decoded:
@@ -117,6 +129,8 @@ class JsonDecoder:
     def _parsed(self, lines: bytes, count: int) -> Sequence[pa.Array] | None:
         """The same by pyarrow's parser, for lines of any shape."""
         if not self._is_framed(lines, count):
+            return None
+        if self._has_decimals and any(deep.search(lines) for deep in _DEEP_DECIMALS):
             return None
         try:
             parsed = pj.open_json(
@@ -203,6 +217,12 @@ def _may_hold_not_finite(lines: bytes) -> bool:
         if found.any() and (octets[np.flatnonzero(found) + 1] == second).any():
             return True
     return False
+
+
+def _holds_decimals(data_type: DataType) -> bool:
+    if data_type.element is not None:
+        return _holds_decimals(data_type.element)
+    return data_type.is_decimal or any(_holds_decimals(field) for _, field in data_type.fields)
 
 
 def _is_utf8(octets: bytes) -> bool:

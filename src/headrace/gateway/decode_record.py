@@ -236,11 +236,13 @@ def _decimal(data_type: DataType) -> Callable[[Any], Decimal]:
         if exact.adjusted() >= precision - scale:
             raise RecordError(f"{_shown(value)} has more than {precision - scale} digits before "
                               "the point")  # fmt: skip
-        digits, exponent = exact.as_tuple().digits, int(exact.as_tuple().exponent)
-        excess = -scale - exponent
-        if excess > 0 and any(digits[-excess:]):
+        sign, digits, exponent = exact.as_tuple()
+        excess = -scale - int(exponent)
+        if excess <= 0:
+            return exact
+        if any(digits[-excess:]):
             raise RecordError(f"{_shown(value)} has more than {scale} digits after the point")
-        return exact
+        return Decimal((sign, digits[:-excess], -scale))  # pyarrow cannot cut many zeros itself
 
     return convert
 

@@ -256,6 +256,10 @@ def test_a_stream_that_halts_waits_for_a_decision(
         assert (0, "b") not in found
         assert (totals.sided, totals.dropped) == ((1, 0) if decision == "side" else (0, 1))
     assert bool(sided(rig, "tumbling")) == (decision == "side")
+    dropped = rig.store.late("readings", 10).dropped
+    assert [(d.view, d.events, d.reason) for d in dropped if d.view == "tumbling"] == (
+        [("tumbling", 1, "decided")] if decision == "drop" else []
+    )
     rig.control.rebuild("tumbling")
     rig.engine.rebuild_what_was_asked()
     rig.settle()  # a replay honours the decision

@@ -99,6 +99,7 @@ def test_late_events_are_listed_within_a_limit(shop: Any) -> None:
             "window_start": f"1970-01-01T00:00:0{start}.000000Z",
             "window_end": f"1970-01-01T00:00:0{start + 1}.000000Z",
             "events": start + 1,
+            "reason": "late",
         }
         for start in (2, 1)
     ]

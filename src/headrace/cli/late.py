@@ -37,7 +37,7 @@ def list_late(
         return
     tables = (
         ("sided", "set aside", ("view", "aside", "applied")),
-        ("dropped", "dropped", ("view", "window_start", "window_end", "events")),
+        ("dropped", "dropped", ("view", "window_start", "window_end", "events", "reason")),
         ("decisions", "decided", ("partition", "offset", "decision", "decided_at")),
     )
     if not any(answer[name] for name, _, _ in tables):

@@ -17,7 +17,7 @@ from headrace.log.hold import write_hold
 from headrace.model.definitions import Project
 from headrace.model.errors import ConservationError, EngineError, FencedError, HeadraceError
 from headrace.model.settings import Settings
-from headrace.store.contract import Store, StoredDecision, ViewChange, ViewStatus
+from headrace.store.contract import INCIDENT, Store, StoredDecision, ViewChange, ViewStatus
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -204,7 +204,7 @@ class Engine:
         self._control.violations += 1
         for view in self._views.values():
             if view.stream.name == error.stream and view.is_running:
-                view.status = ViewStatus("failed", f"incident: {error.message}")
+                view.status = ViewStatus("failed", INCIDENT + error.message)
                 self._store.set_status(view.name, view.status)
         self._tell()
 

@@ -32,7 +32,7 @@ from headrace.model.plan import BEYOND, LATE, PANE, PANE_END, ROWS, ViewPlan
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["LateFinder", "dropped_windows"]
+__all__ = ["LateFinder", "decided_to_drop", "dropped_windows"]
 
 _OWN = (PANE, PANE_END, LATE, BEYOND)
 
@@ -107,6 +107,13 @@ class LateFinder:
             whole = pa.Table.from_batches([piece.batch for piece in found])
             tables.append(whole.take(pa.array(mine - first)))
         return pa.concat_tables(tables)
+
+
+def decided_to_drop(late: pa.Table) -> pa.Table:
+    """Those of a stream's late events that an operator decided to drop, each a row of its own."""
+    chosen = late.filter(pc.equal(late.column(DECISION), int(Decision.DROP)))
+    ones = pa.array(np.ones(chosen.num_rows, dtype=np.int64))
+    return chosen.append_column(ROWS, ones)
 
 
 def dropped_windows(plan: ViewPlan, partials: pa.Table) -> list[tuple[int, int, int]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.engine.computing import Computed, Computer
 from headrace.engine.counting import view_counts
-from headrace.engine.late_events import dropped_windows
+from headrace.engine.late_events import decided_to_drop, dropped_windows
 from headrace.engine.late_windows import applied_rows
 from headrace.engine.source import Range
 from headrace.engine.views import LiveView
@@ -85,6 +85,8 @@ class Writes:
             if view.stream.late_policy is LatePolicy.DROP and plan.window is not None:
                 dropped = tuple(dropped_windows(plan, partials))
             partials = applied_rows(plan, partials)
+        if view.stream.late_policy is LatePolicy.HALT and view.name in done.late:
+            dropped = tuple(dropped_windows(plan, decided_to_drop(done.late[view.name])))
         dead = self._dead_letters(view, done)
         return ViewWrite(
             view=view.name,
@@ -100,6 +102,7 @@ class Writes:
             dead=dead,
             sided=self._computer.sided(done, view),
             dropped=dropped,
+            dropped_for="late" if view.stream.late_policy is LatePolicy.DROP else "decided",
         )
 
     def _dead_letters(self, view: LiveView, done: Computed) -> tuple[StoreDeadLetter, ...]:

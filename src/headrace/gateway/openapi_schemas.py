@@ -154,7 +154,8 @@ def _late() -> Json:
     text: Json = {"type": "string"}
     number: Json = {"type": "integer"}
     sided = _object({"view": text, "aside": number, "applied": number})
-    dropped = _object({"view": text, "window_start": text, "window_end": text, "events": number})
+    window = {"window_start": text, "window_end": text}
+    dropped = _object({"view": text, **window, "events": number, "reason": text})
     place: Json = {"partition": number, "offset": number}
     decision = _object({**place, "decision": text, "decided_at": text})
     lists = {"sided": sided, "dropped": dropped, "decisions": decision}

@@ -197,7 +197,9 @@ class ConservationError(StoreError):
     code = "conservation"
 
     def __init__(self, stream: str, message: str) -> None:
-        super().__init__(message, hint="nothing of the tick was stored; see docs/reference/time.md")
+        super().__init__(
+            message, hint="nothing of the tick was stored; see docs/explanation/time.md"
+        )
         self.stream = stream
 
 

@@ -107,6 +107,7 @@ def _document(stream: str, late: LateCounts) -> dict[str, Any]:
                 "window_start": timestamp_text(count.window_start_microseconds),
                 "window_end": timestamp_text(count.window_end_microseconds),
                 "events": count.events,
+                "reason": count.reason,
             }
             for count in late.dropped
         ],

@@ -135,7 +135,8 @@ class ViewWrite:
 
     `sided` holds the late events that are kept aside, a row for each window they missed:
     window_start, window_end, watermark, `_partition`, `_offset`, then the event's stored columns.
-    `dropped` counts dropped ones by window: (start, end, events). `applied` are the places
+    `dropped` counts dropped ones by window: (start, end, events). The reason is
+    `dropped_for`: late by the stream's policy, or decided by an operator. `applied` are the places
     (partition, offset) of events set aside before that the view takes in now."""
 
     view: str
@@ -147,6 +148,7 @@ class ViewWrite:
     dead: tuple[StoreDeadLetter, ...] = ()
     sided: pa.Table | None = None
     dropped: tuple[tuple[int, int, int], ...] = ()
+    dropped_for: str = "late"
     applied: tuple[tuple[int, int], ...] = ()
 
 

@@ -3,7 +3,7 @@
 _headrace.sided_N     the events of stream N that are set aside: one row per event, view and
                       window it missed, with the event's own columns
 main.STREAM_late      the same for everybody
-_headrace.dropped     how many events were dropped, by view and window
+_headrace.dropped     how many events were dropped, by view, window and reason
 _headrace.decisions   what was decided about the late events of streams that halt
 """
 
@@ -29,7 +29,7 @@ LATE_SUFFIX = "_late"
 TABLES = (
     "CREATE TABLE IF NOT EXISTS _headrace.late_streams (number BIGINT, stream VARCHAR)",
     "CREATE TABLE IF NOT EXISTS _headrace.dropped (tick BIGINT, view VARCHAR, stream VARCHAR,"
-    " window_start TIMESTAMPTZ, window_end TIMESTAMPTZ, events BIGINT)",
+    " window_start TIMESTAMPTZ, window_end TIMESTAMPTZ, events BIGINT, reason VARCHAR)",
     "CREATE TABLE IF NOT EXISTS _headrace.decisions (stream VARCHAR, partition BIGINT,"
     " position BIGINT, decision VARCHAR, decided_at TIMESTAMPTZ)",
 )
@@ -112,8 +112,8 @@ class Late:
         for start, end, events in write.dropped:
             self._connection.execute(
                 "INSERT INTO _headrace.dropped VALUES"
-                " (?, ?, ?, make_timestamptz(?), make_timestamptz(?), ?)",
-                [tick, write.view, stream, start, end, events],
+                " (?, ?, ?, make_timestamptz(?), make_timestamptz(?), ?, ?)",
+                [tick, write.view, stream, start, end, events, write.dropped_for],
             )
 
     def _mark_applied(self, tick: int, stream: str, write: ViewWrite) -> None:
@@ -177,7 +177,7 @@ class Late:
     def counts(self, cursor: duckdb.DuckDBPyConnection, stream: str, limit: int) -> LateCounts:
         """Reads with the cursor given, from any thread."""
         dropped = cursor.execute(
-            "SELECT view, epoch_us(window_start), epoch_us(window_end), sum(events)::BIGINT"
+            "SELECT view, epoch_us(window_start), epoch_us(window_end), sum(events)::BIGINT, reason"
             " FROM _headrace.dropped WHERE stream = ? GROUP BY ALL"
             " ORDER BY 3 DESC, 2 DESC, view LIMIT ?",
             [stream, limit + 1],

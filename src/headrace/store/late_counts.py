@@ -25,6 +25,7 @@ class DroppedCount:
     window_start_microseconds: int
     window_end_microseconds: int
     events: int
+    reason: str = "late"
 
 
 @dataclass(frozen=True)

@@ -325,9 +325,12 @@ def test_why_shows_events_that_a_row_did_not_take(
 
 
 def test_repeats_are_judged_by_what_was_accepted() -> None:
-    assert repeated([0, 10, 20, 30], 10) == [False, True, False, True]
-    assert repeated([5, 5, -5, 16, 15], 10) == [False, True, True, False, True]
-    assert repeated([], 1) == []
+    assert repeated([0, 10, 20, 30], [None] * 4, 10, 0) == [False, True, False, True]
+    assert repeated([5, 5, -5, 16, 15], [None] * 5, 10, 0) == [False, True, True, False, True]
+    assert repeated([], [], 1, 0) == []
+    # The first is forgotten when the watermark is more than 20 past the highest time then.
+    assert repeated([0, 0, 0], [None, 20, 20], 10, 5) == [False, True, True]
+    assert repeated([0, 0, 0], [None, 21, 21], 10, 5) == [False, False, True]
 
 
 def test_duplicates_are_found_again_in_the_log(

@@ -24,6 +24,7 @@ from bench.ingest import ingest
 from bench.reconcile import reconcile
 from bench.results import FIGURES, Figure, append, compare, lines, table
 from bench.running_cost import startup_and_idle
+from bench.sessions import sessions
 from bench.shop import CHECKOUT
 from bench.sliding import sliding
 from bench.ticks import ticks
@@ -40,6 +41,7 @@ PARTS: Sequence[tuple[tuple[str, ...], Part]] = (
     (("reconcile_5m",), reconcile),
     (("dedupe_ratio",), dedupe),
     (("sliding",), sliding),
+    (("sessions",), sessions),
     (("startup", "idle_core"), startup_and_idle),
 )
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from bench.events import USERS
 from bench.shop import STREAM
 from headrace.compile import load_project
 from headrace.log.contract import Group, LogWriter, PartitionBatch, stored_schema
@@ -23,17 +22,17 @@ GROUP_EVENTS = 10_000  # one group commit; the gateway's are of about this size 
 
 
 class Preloader:
-    """Appends to one project's log; users go to the partitions by turns."""
+    """Appends to one project's log; users go to the partitions by turns, as they come up."""
 
-    def __init__(self, project: Path) -> None:
+    def __init__(self, project: Path, stream_name: str = STREAM) -> None:
         settings = load_settings(project)
         settings.log_directory.mkdir(parents=True, exist_ok=True)
         definitions = load_project(project)
-        stream = definitions.stream(STREAM)
+        stream = definitions.stream(stream_name)
         assert stream is not None
         self._stream: Stream = stream
         self._schema = stored_schema(stream)
-        self._partition_of = {user: number % stream.partitions for number, user in enumerate(USERS)}
+        self._partition_of: dict[str, int] = {}
         self._writer: LogWriter = open_writer(
             settings.log_directory, definitions.streams, settings.log, settings.gateway
         )
@@ -42,14 +41,20 @@ class Preloader:
         now = pa.scalar(time.time_ns() // 1_000, pa.timestamp("us", "UTC"))
         received = pa.repeat(now, events.num_rows)
         stored = pa.RecordBatch.from_arrays([*events.columns, received], schema=self._schema)
-        users = events.column("user_id").to_pylist()
-        partitions = np.array([self._partition_of[user] for user in users])
+        users = events.column("user_id").dictionary_encode()
+        known = [self._partition(user) for user in users.dictionary.to_pylist()]
+        partitions = np.array(known)[users.indices.to_numpy()]
         batches = tuple(
-            PartitionBatch(STREAM, number, stored.take(pa.array(rows)))
+            PartitionBatch(self._stream.name, number, stored.take(pa.array(rows)))
             for number in range(self._stream.partitions)
             if len(rows := np.flatnonzero(partitions == number))
         )
         self._writer.append(Group(batches=batches))
+
+    def _partition(self, user: str) -> int:
+        return self._partition_of.setdefault(
+            user, len(self._partition_of) % self._stream.partitions
+        )
 
     def close(self) -> None:
         self._writer.close()
@@ -61,9 +66,9 @@ def groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield batch.slice(start, GROUP_EVENTS)
 
 
-def preload(project: Path, batches: Iterable[pa.RecordBatch]) -> None:
+def preload(project: Path, batches: Iterable[pa.RecordBatch], stream: str = STREAM) -> None:
     """Returns when everything is durable in the log."""
-    preloader = Preloader(project)
+    preloader = Preloader(project, stream)
     try:
         for group in groups(batches):
             preloader.append(group)

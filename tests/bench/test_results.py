@@ -30,6 +30,8 @@ ASKED = (
     "drain_ratio_tuned",
     "reconcile_5m",
     "dedupe_ratio",
+    "sliding",
+    "sessions",
     "idle_core",
     "startup",
     "memory",

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from headrace.engine.duplicates import Verdict, find_duplicates
 from headrace.engine.failures import data_failure
-from headrace.engine.group_judging import judge_groups
+from headrace.engine.judging import Judge
 from headrace.engine.late_events import LateFinder
 from headrace.engine.late_windows import TIME
 from headrace.engine.marks import DECISION, Marks, judged_column, merged
@@ -31,7 +31,7 @@ from headrace.engine.views import Halt, Isolation, LiveView, ViewGroup, moved
 from headrace.engine.windows import Decision
 from headrace.log.contract import LogReader
 from headrace.model.definitions import LatePolicy, Stream
-from headrace.model.plan import BEYOND, LATE, EventGroup
+from headrace.model.plan import BEYOND, LATE
 from headrace.model.settings import Settings
 from headrace.store.contract import Store
 
@@ -90,6 +90,7 @@ class Computer:
         self._pool = ThreadPoolExecutor(max(2, 2 * self._lanes), "headrace-lane")
         self._plans: dict[tuple[str, ...], PreparedPlan] = {}
         self._finder = LateFinder(spark, settings.log_directory, reader)
+        self._judge = Judge(spark, settings.log_directory, store)
         self._marks_written = 0
         self._judged: tuple[tuple[str, tuple[Range, ...]], Verdict] | None = None
 
@@ -145,9 +146,9 @@ class Computer:
         verdict = self._verdict(group.stream, ranges)
         marks = self._known_marks(group.stream, ranges, verdict)
         tables = self._run(group, ranges, marks)
-        judged = self._judged_marks(group, tables)
-        if not judged.is_empty:
-            marks = merged(marks, judged)
+        unjudged = [view for view in group.views if _has_null(tables, view, LATE)]
+        if unjudged:
+            marks = self._with_judged(group.stream, unjudged, ranges, tables, marks)
             tables = self._run(group, ranges, marks)
         undecided = [view for view in group.views if _has_null(tables, view, BEYOND)]
         if undecided and group.stream.late_policy is LatePolicy.HALT:
@@ -181,24 +182,21 @@ class Computer:
         """The tick is over: what was found rests on where the stream stood."""
         self._judged = None
 
-    def _judged_marks(self, group: ViewGroup, tables: PartialTables) -> Marks:
-        """What the events say together where one alone cannot (LATE is NULL)."""
-        judged = Marks()
-        for view in group.views:
-            plan, partials = view.running_plan.plan, tables.get((view.name, None))
-            if not isinstance(plan.window, EventGroup) or partials is None:
-                continue
-            if partials.column(LATE).null_count:
-                place = partials.column_names.index(BEYOND)
-                zeros = pa.array(np.zeros(partials.num_rows, dtype=np.int32))
-                near = self._store.near_events(view.name, partials.set_column(place, BEYOND, zeros))
-                assert near is not None, "the events that are to be judged are among them"
-                decided = {
-                    (d.partition, d.offset): Decision[d.decision.upper()]
-                    for d in self._store.decisions(group.stream.name)
-                }
-                judged = merged(judged, judge_groups(plan, group.stream, near, decided))
-        return judged
+    def _with_judged(
+        self,
+        stream: Stream,
+        views: Sequence[LiveView],
+        ranges: Sequence[Range],
+        tables: PartialTables,
+        marks: Marks,
+    ) -> Marks:
+        """The marks, and how the events were judged that a first run could not judge."""
+        file = self._file(marks)
+        for view in views:
+            partials = tables[(view.name, None)]
+            found = self._judge.judge(view.running_plan, stream, ranges, partials, file)
+            marks = merged(marks, found)
+        return marks
 
     def _known_marks(self, stream: Stream, ranges: Sequence[Range], verdict: Verdict) -> Marks:
         """What is known of these events: which are duplicates, and the operator's decisions."""

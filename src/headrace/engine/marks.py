@@ -28,8 +28,8 @@ Values = npt.NDArray[np.int8]
 
 
 def judged_column(view: str) -> str:
-    """Whether the event is late for the view's window (1) or not (0), where that takes more than
-    the event itself to say."""
+    """Whether the event is late for the view's window, where that takes more than the event itself
+    to say; see `Judged`."""
     return f"{MARK}judged_{view.lower()}"
 
 

@@ -50,7 +50,7 @@ class Decision(IntEnum):
 
 
 class Judged(IntEnum):
-    """The values of a mark of `judged_column` for event groups."""
+    """What was found of an event that others had to judge; the values of `judged_column`."""
 
     IN_TIME = 0
     LATE = 1
@@ -94,10 +94,8 @@ def late_keys(plan: ViewPlan, stream: Stream) -> list[tuple[str, str]]:
             f"WHEN `{DECISION}` IS NOT NULL THEN {late} END"
         )
         keys.append((BEYOND, f"CAST(IF({late} = 0, 0, {decided}) AS INT)"))
-    elif isinstance(plan.window, EventGroup) and stream.late_horizon_microseconds is not None:
-        keys.append((BEYOND, _late_group(plan, Judged.BEYOND)))
     elif stream.late_horizon_microseconds is not None:
-        keys.append((BEYOND, _late(plan, _lowered(stream))))
+        keys.append((BEYOND, _late(plan, _lowered(stream), Judged.BEYOND)))
     return keys
 
 
@@ -140,8 +138,9 @@ def _calendar(window: CalendarWindow) -> tuple[str, str]:
     )
 
 
-def _late(plan: ViewPlan, watermark: str) -> str:
-    """How many of the event's windows end at or before the watermark."""
+def _late(plan: ViewPlan, watermark: str, least: Judged = Judged.LATE) -> str:
+    """How many of the event's windows end at or before the watermark; where others judge that,
+    whether it was found to be `least` at least."""
     window = plan.window
     if isinstance(window, Window):
         return _late_regular(window, watermark)
@@ -149,14 +148,10 @@ def _late(plan: ViewPlan, watermark: str) -> str:
         return f"IF({_calendar(window)[1]} <= {watermark}, 1, 0)"
     if isinstance(window, Sliding):
         return _late_sliding(window, watermark)
-    if isinstance(window, EventGroup):
-        return _late_group(plan, Judged.LATE)
-    ends = MICROSECONDS
-    if isinstance(window, SessionWindow):
-        ends = f"{MICROSECONDS} + {window.gap_microseconds - 1}L"
-    # What ends after the watermark by itself is not late; for the rest see `judged_column`.
-    judged = f"CAST(`{judged_column(plan.view)}` AS INT)"
-    return f"IF({ends} >= {watermark}, 0, {judged})"
+    # What ends after the watermark by itself is not late; for the rest see engine/judging.py.
+    gap = window.gap_microseconds - 1 if isinstance(window, SessionWindow) else 0
+    found = f"CAST(`{judged_column(plan.view)}` >= {int(least)} AS INT)"
+    return f"IF({MICROSECONDS} + {gap}L >= {watermark}, 0, {found})"
 
 
 def _late_sliding(window: Sliding, watermark: str) -> str:
@@ -164,13 +159,6 @@ def _late_sliding(window: Sliding, watermark: str) -> str:
     reach = window.range_microseconds
     rest = "1" if reach is None else f"IF({MICROSECONDS} + {reach}L >= {watermark}, 1, 2)"
     return f"IF({MICROSECONDS} >= {watermark}, 0, {rest})"
-
-
-def _late_group(plan: ViewPlan, least: Judged) -> str:
-    """An event that is not behind the watermark is in a group that ends later. Whether another is
-    late depends on what came before it, see engine/group_judging.py."""
-    judged = f"CAST(`{judged_column(plan.view)}` >= {least.value} AS INT)"
-    return f"IF({MICROSECONDS} >= `{WATERMARK}`, 0, {judged})"
 
 
 def _late_regular(window: Window, watermark: str) -> str:

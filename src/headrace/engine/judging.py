@@ -37,11 +37,16 @@ from headrace.model.plan import LATE, BoundView, SessionWindow
 from headrace.store.contract import Store
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["Judge", "KeySessions"]
 
+FRAMES_MAX = 64
 _TIME = "_time"
+# Types whose values are equal just where Arrow finds them so.
+_SEARCHABLE = frozenset(
+    ["BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "STRING", "DATE", "TIMESTAMP"]
+)
 
 Key = tuple[Any, ...]
 
@@ -91,6 +96,7 @@ class Judge:
         self._spark = spark
         self._log_directory = log_directory
         self._store = store
+        self._frames: dict[tuple[str, str], DataFrame] = {}
 
     def judge(
         self,
@@ -111,7 +117,10 @@ class Judge:
         times = events.column(_TIME)
         known = self._sessions(view, keys, pc.min(times).as_py() or 0, gap)
         places: dict[int, list[tuple[int, Judged]]] = {}
+        candidates = set(_keys(keys, view)) if view.keys else {()}
         for event in _in_log_order(events, view):
+            if event.key not in candidates:
+                continue
             sessions = known.setdefault(event.key, KeySessions(gap))
             judged = _judged(event, sessions, stream)
             if judged is not None:
@@ -139,25 +148,40 @@ class Judge:
         keys: pa.Table,
         marks_file: str,
     ) -> pa.Table:
-        """Of all events of these keys that the view takes: keys, place, time, watermark and
-        decision. Planned each time, since it is rare."""
+        """Of all events of these keys that the view takes, and perhaps of some more: keys, place,
+        time, watermark and decision."""
+        frame = self._frame(view, stream)
+        encoded = encode_ranges([ranges], marks_file)
+        self._spark.sparkContext.setLocalProperty(RANGES_PROPERTY, encoded)
+        events = frame.toArrow()
+        for column in view.keys:
+            if column.type.name in _SEARCHABLE:
+                wanted = keys.column(column.name).combine_chunks()
+                found = pc.is_in(events.column(column.name), value_set=wanted)
+                events = events.filter(found)
+        return events
+
+    def _frame(self, view: BoundView, stream: Stream) -> DataFrame:
+        """Made once for a view: it has no exchange, so it gives each tick's own events."""
+        name = (view.name, view.plan.fingerprint)
+        frame = self._frames.get(name)
+        if frame is None:
+            if len(self._frames) >= FRAMES_MAX:
+                self._frames.pop(next(iter(self._frames)))
+            frame = self._frames[name] = self._make_frame(view, stream)
+        return frame
+
+    def _make_frame(self, view: BoundView, stream: Stream) -> DataFrame:
         main = groupings_of(view.plan, stream)[0]
         position = (PARTITION, OFFSET, EVENT_TIME, WATERMARK, DECISION)
         names = tuple(dict.fromkeys((*needed_columns(stream, [main]), *position)))
         source = Source(self._log_directory, stream, names)
         leaf = self._spark.range(0, 1, 1, 1).mapInArrow(source.reader_function(), source.ddl())
-        events = leaf.where(main.where or "true").selectExpr(
+        return leaf.where(main.where or "true").selectExpr(
             *(f"{key.sql} AS `{key.name}`" for key in view.plan.keys),
             *(f"`{name}`" for name in (PARTITION, OFFSET, WATERMARK, DECISION)),
             f"unix_micros(`{EVENT_TIME}`) AS `{_TIME}`",
         )
-        if view.keys:
-            wanted = self._spark.createDataFrame(keys)
-            same = [events[c.name].eqNullSafe(wanted[c.name]) for c in view.keys]
-            events = events.join(wanted, same, "left_semi")
-        encoded = encode_ranges([ranges], marks_file)
-        self._spark.sparkContext.setLocalProperty(RANGES_PROPERTY, encoded)
-        return events.toArrow()
 
 
 def _in_log_order(events: pa.Table, view: BoundView) -> Iterator[_Event]:

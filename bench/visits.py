@@ -77,12 +77,13 @@ def expected(events: pa.Table) -> Sessions:
         return connection.execute(
             f"""
             WITH cut AS (
-              SELECT *, coalesce(at - lag(at) OVER by_time > INTERVAL {GAP_SECONDS} SECONDS, true)
-                AS begins FROM events WINDOW by_time AS (PARTITION BY user_id ORDER BY at)),
+              SELECT *, coalesce(
+                "at" - lag("at") OVER by_time > INTERVAL {GAP_SECONDS} SECONDS, true)
+                AS begins FROM events WINDOW by_time AS (PARTITION BY user_id ORDER BY "at")),
             numbered AS (
-              SELECT *, sum(begins::INT) OVER (PARTITION BY user_id ORDER BY at) AS session
+              SELECT *, sum(begins::INT) OVER (PARTITION BY user_id ORDER BY "at") AS session
               FROM cut)
-            SELECT user_id, epoch_us(min(at)), epoch_us(max(at)) + {GAP_SECONDS} * 1000000,
+            SELECT user_id, epoch_us(min("at")), epoch_us(max("at")) + {GAP_SECONDS} * 1000000,
               count(*), sum(amount)::BIGINT, max(amount)
             FROM numbered GROUP BY user_id, session ORDER BY ALL
             """

@@ -6,6 +6,7 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -19,24 +20,26 @@ from headrace.model.settings import EngineSettings
 
 EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 GAP, DELAY, HORIZON = 3, 2, 6
-POLICIES = ("REVISE", "DROP", "SIDE", f"REVISE WITHIN INTERVAL {HORIZON} SECONDS")
+APART = 1_000  # seconds from one example to the next
+POLICIES = {
+    "revised": "REVISE",
+    "dropped": "DROP",
+    "sided": "SIDE",
+    "within": f"REVISE WITHIN INTERVAL {HORIZON} SECONDS",
+}
+QUERY = f"""
+SELECT user_id, session_window.start AS window_start, session_window.end AS window_end,
+       count(*) AS visits, sum(amount) AS amount, count(DISTINCT page) AS pages
+FROM {{stream}} WHERE amount IS NOT NULL
+GROUP BY session_window(at, '{GAP} seconds'), user_id
+"""
 SQL = """
-CREATE STREAM visits (user_id STRING, at TIMESTAMP NOT NULL, page STRING, amount INT)
+CREATE STREAM {name}_visits (user_id STRING, at TIMESTAMP NOT NULL, page STRING, amount INT)
 WATERMARK at DELAY OF INTERVAL {delay} SECONDS
 LATE {policy}
 PARTITION BY (user_id) INTO 2 PARTITIONS;
 
-CREATE MATERIALIZED VIEW sessions AS
-SELECT user_id, session_window.start AS window_start, session_window.end AS window_end,
-       count(*) AS visits, sum(amount) AS amount, count(DISTINCT page) AS pages
-FROM visits WHERE amount IS NOT NULL
-GROUP BY session_window(at, '{gap} seconds'), user_id;
-"""
-ORACLE = """
-SELECT user_id, session_window.start AS window_start, session_window.end AS window_end,
-       count(*) AS visits, sum(amount) AS amount, count(DISTINCT page) AS pages
-FROM visits_given WHERE amount IS NOT NULL
-GROUP BY session_window(at, '{gap} seconds'), user_id
+CREATE MATERIALIZED VIEW {name} AS {query};
 """
 SCHEMA = pa.schema(
     [
@@ -59,47 +62,31 @@ EVENTS = st.lists(
     max_size=24,
 )
 
+Event = dict[str, Any]
 
-def partition_of(event: dict[str, Any]) -> int:
+
+def sql_of(*names: str) -> str:
+    return "".join(
+        SQL.format(
+            name=name,
+            delay=DELAY,
+            policy=POLICIES[name],
+            query=QUERY.format(stream=f"{name}_visits"),
+        )
+        for name in names
+    )
+
+
+def partition_of(event: Event) -> int:
     return int(event["user_id"] in ("b", "c"))
 
 
-def timed(event: dict[str, Any]) -> dict[str, Any]:
+def timed(event: Event) -> Event:
     return {**event, "at": EPOCH + dt.timedelta(seconds=event["at"])}
 
 
-def modelled(events: Sequence[dict[str, Any]], policy: str) -> Counter[Any]:
-    """(user, start, end, visits, amount, pages, revision) by plain steps: each event in its place,
-    against the sessions of its user as they are then."""
-    highest: dict[int, int] = {}
-    applied: dict[Any, list[dict[str, Any]]] = {}
-    for event in events:
-        watermark = highest.get(partition_of(event), -1_000) - DELAY
-        highest[partition_of(event)] = max(highest.get(partition_of(event), -1_000), event["at"])
-        if event["amount"] is None:
-            continue
-        mine = applied.setdefault(event["user_id"], [])
-        found = next(s for s in split([*mine, event]) if event in s)
-        end = found[-1]["at"] + GAP
-        late = end <= watermark
-        if late and (
-            policy in ("DROP", "SIDE") or ("WITHIN" in policy and end <= watermark - HORIZON)
-        ):
-            continue
-        mine.append({**event, "late": late})
-    rows: Counter[Any] = Counter()
-    for user, mine in applied.items():
-        for session in split(mine):
-            pages = len({e["page"] for e in session} - {None})
-            amount = sum(e["amount"] for e in session)
-            late = sum(e["late"] for e in session)
-            start, end = session[0]["at"], session[-1]["at"] + GAP
-            rows[(user, start, end, len(session), amount, pages, late)] += 1
-    return rows
-
-
-def split(events: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    sessions: list[list[dict[str, Any]]] = []
+def split(events: Sequence[Event]) -> list[list[Event]]:
+    sessions: list[list[Event]] = []
     for event in sorted(events, key=lambda e: e["at"]):
         if sessions and event["at"] - sessions[-1][-1]["at"] <= GAP:
             sessions[-1].append(event)
@@ -108,81 +95,145 @@ def split(events: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return sessions
 
 
+@dataclass
+class Model:
+    """Plain steps: each event in its place, against the sessions of its user as they are then."""
+
+    policy: str
+    highest: dict[int, int] = field(default_factory=dict)
+    applied: dict[Any, list[Event]] = field(default_factory=dict)
+    aside: list[int] = field(default_factory=list)
+    filtered: int = 0
+
+    def take(self, event: Event) -> None:
+        partition = partition_of(event)
+        high = self.highest.get(partition, -APART)
+        watermark = high - DELAY
+        self.highest[partition] = max(high, event["at"])
+        if event["amount"] is None:
+            self.filtered += 1
+            return
+        mine = self.applied.setdefault(event["user_id"], [])
+        end = next(s for s in split([*mine, event]) if event in s)[-1]["at"] + GAP
+        horizon = {"REVISE": None, "DROP": 0, "SIDE": 0}.get(self.policy, HORIZON)
+        if horizon is not None and end <= watermark - horizon:
+            self.aside.append(event["at"])
+        else:
+            mine.append({**event, "late": end <= watermark})
+
+    def rows(self, start: int = 0) -> Counter[Any]:
+        """Of the sessions that begin then or later."""
+        watermark = min(self.highest.values(), default=0) - DELAY
+        rows: Counter[Any] = Counter()
+        for user, mine in self.applied.items():
+            for found in split([event for event in mine if event["at"] >= start]):
+                end = found[-1]["at"] + GAP
+                amount, late = (sum(e[name] for e in found) for name in ("amount", "late"))
+                pages = len({e["page"] for e in found} - {None})
+                bounds = found[0]["at"], end
+                row = (user, *bounds, len(found), amount, pages, late, end <= watermark)
+                rows[row] += 1
+        return rows
+
+
 def seconds(moment: dt.datetime) -> int:
     return round((moment - EPOCH).total_seconds())
 
 
-def row_of(row: dict[str, Any]) -> tuple[Any, ...]:
+def row_of(row: Event) -> tuple[Any, ...]:
     bounds = seconds(row["window_start"]), seconds(row["window_end"])
-    return (row["user_id"], *bounds, row["visits"], row["amount"], row["pages"])
+    rest = [row[name] for name in ("visits", "amount", "pages", "revision", "final") if name in row]
+    return (row["user_id"], *bounds, *rest)
 
 
-def revised(store: Any) -> Counter[Any]:
-    """With the revision, which only the state holds."""
-    number = store._views.stored["sessions"].number
-    state = f"SELECT user_id, epoch_us(window_start), revision FROM _headrace.state_{number}"
-    found = store._connection.cursor().execute(state).fetchall()
-    start = round(EPOCH.timestamp())
-    known = {(user, at // 1_000_000 - start): revision for user, at, revision in found}
-    rows = store.read_view("sessions", {}, [], 100_000, None).table.to_pylist()
-    return Counter((*row_of(r), known[r["user_id"], seconds(r["window_start"])]) for r in rows)
+def shown(rig: Any, view: str, start: int = 0) -> Counter[Any]:
+    rows = map(row_of, rig.rows(view))
+    return Counter(row for row in rows if row[1] >= start)
 
 
-@settings(
-    max_examples=8,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(events=EVENTS, policy=st.sampled_from(POLICIES), data=st.data())
-def test_sessions_equal_the_oracle(
-    make_rig: Callable[..., Any],
-    spark: SparkSession,
-    events: list[dict[str, Any]],
-    policy: str,
-    data: st.DataObject,
+def check_counts(rig: Any, name: str, model: Model) -> None:
+    totals = rig.store.catalog()[name].totals
+    applied = [event for mine in model.applied.values() for event in mine]
+    assert totals.is_conserved
+    assert (totals.applied, totals.filtered) == (len(applied), model.filtered)
+    assert totals.late == sum(event["late"] for event in applied)
+    assert totals.dropped == (len(model.aside) if name == "dropped" else 0)
+    assert totals.sided == (len(model.aside) if name in ("sided", "within") else 0)
+    if name in ("sided", "within"):
+        result = rig.store.query(f'SELECT "at", window_start FROM {name}_visits_late')
+        rows = pa.Table.from_batches(result.batches, result.schema).to_pylist()
+        assert sorted(seconds(row["at"]) for row in rows) == sorted(model.aside)
+        assert all(row["at"] == row["window_start"] for row in rows)
+
+
+def test_sessions_equal_the_model_and_spark(
+    make_rig: Callable[..., Any], spark: SparkSession
 ) -> None:
-    rows_max = data.draw(st.sampled_from([6, 1_000]), label="rows per tick")
-    rig = make_rig(
-        SQL.format(policy=policy, delay=DELAY, gap=GAP),
-        engine=EngineSettings(tick_rows_max=rows_max),
-    )
+    """Examples follow each other in event time, far apart, through the same engine: its plans are
+    made once. In the end everything is computed again, in larger ticks."""
+    rig = make_rig(sql_of(*POLICIES), EngineSettings(cores=1, tick_rows_max=9, tick_growth_max=1))
     rig.start()
-    for start in range(0, len(events), 10):
-        for partition in (0, 1):
-            mine = [timed(e) for e in events[start : start + 10] if partition_of(e) == partition]
-            if mine:
-                rig.append("visits", mine, partition=partition)
-        action = data.draw(st.sampled_from(["go on", "tick", "settle", "crash"]), label="action")
-        if action == "tick":
+    models = {name: Model(policy) for name, policy in POLICIES.items()}
+    logged: list[Event] = []
+
+    @settings(
+        max_examples=5,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(events=EVENTS, step_after=st.integers(4, 16))
+    def example(events: list[Event], step_after: int) -> None:
+        start = (max((e["at"] for e in logged), default=0) // APART + 1) * APART
+        events = [{**event, "at": start + event["at"]} for event in events]
+        for part in (events[:step_after], events[step_after:]):
+            for name, model in models.items():
+                for partition in (0, 1):
+                    mine = [e for e in part if partition_of(e) == partition]
+                    for event in mine:
+                        model.take(event)
+                    if mine:
+                        rig.append(f"{name}_visits", list(map(timed, mine)), partition)
+            logged.extend(part)
             rig.engine.step()
-        elif action == "settle":
-            rig.settle()
-        elif action == "crash":
-            rig.lose_store()
-            rig.start()
+        rig.settle()
+        for name, model in models.items():
+            assert shown(rig, name, start) == model.rows(start), name
+
+    example()
+    rig.lose_store()
+    rig.settings = replace(rig.settings, engine=EngineSettings(cores=1, tick_growth_max=1))
+    rig.start()
+    for name in POLICIES:
+        rig.control.rebuild(name)
+    rig.engine.rebuild_what_was_asked()
     rig.settle()
-    assert revised(rig.store) == modelled(events, policy)
-    if policy == "REVISE":
-        table = pa.Table.from_pylist([timed(event) for event in events], SCHEMA)
-        spark.createDataFrame(table).createOrReplaceTempView("visits_given")
-        wanted = Counter(map(row_of, spark.sql(ORACLE.format(gap=GAP)).toArrow().to_pylist()))
-        assert Counter(map(row_of, rig.rows("sessions"))) == wanted
+    for name, model in models.items():
+        assert shown(rig, name) == model.rows(), name
+        check_counts(rig, name, model)
+    assert all(models[name].aside for name in ("dropped", "sided", "within"))
+    assert any(row[-2] for row in models["revised"].rows())
+    table = pa.Table.from_pylist(list(map(timed, logged)), SCHEMA)
+    spark.createDataFrame(table).createOrReplaceTempView("visits_given")
+    found = spark.sql(QUERY.format(stream="visits_given")).toArrow().to_pylist()
+    assert Counter(map(row_of, found)) == Counter(row[:-2] for row in shown(rig, "revised"))
     rig.stop()
 
 
 def test_an_event_is_judged_with_those_before_it_in_its_tick(make_rig: Callable[..., Any]) -> None:
     """The event at 8 s is behind the watermark, but reaches a session that is not."""
-    rig = make_rig(SQL.format(policy="DROP", delay=DELAY, gap=GAP))
+    rig = make_rig(sql_of("dropped"), EngineSettings(cores=1, tick_growth_max=1))
     rig.start()
     times = [0, 13, 11, 8, 1]  # the last is late: its session ended at 3 s
     visits = [{"user_id": "a", "at": at, "page": "x", "amount": 1} for at in times]
-    rig.append("visits", [timed(visit) for visit in visits])
+    rig.append("dropped_visits", [timed(visit) for visit in visits])
     rig.settle()
-    assert sorted(map(row_of, rig.rows("sessions"))) == [
-        ("a", 0, 3, 1, 1, 1),
-        ("a", 8, 16, 3, 3, 1),
+    assert sorted(map(row_of, rig.rows("dropped"))) == [
+        ("a", 0, 3, 1, 1, 1, 0, True),
+        ("a", 8, 16, 3, 3, 1, 0, False),
     ]
-    totals = rig.store.catalog()["sessions"].totals
+    totals = rig.store.catalog()["dropped"].totals
     assert (totals.applied, totals.dropped) == (4, 1)
 
 

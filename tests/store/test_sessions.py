@@ -6,7 +6,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -221,6 +221,37 @@ def test_sessions_that_an_event_joins_become_one_row(store: Store) -> None:
     assert [tuple(row.values()) for row in change.after.to_pylist()] == [
         ("a", 0, 7 * SECOND, 3, 3, 1, 1, 7, 1, False)
     ]
+
+
+@pytest.mark.parametrize("emits_on_close", [False, True])
+def test_each_row_is_final_by_its_own_end(store: Store, emits_on_close: bool) -> None:
+    """An open session takes in one that was final and one that was not, then is passed itself."""
+    view = session_view()
+    view = replace(view, plan=replace(view.plan, emits_on_close=emits_on_close))
+    store.create_view(view, {})
+    generation = store.claim()
+
+    def tick(events: Sequence[Event], second: int) -> list[list[tuple[int, int, bool]]]:
+        write = replace(write_of(view, events), watermark_microseconds=second * SECOND)
+        changes = store.commit(tick_write(store, generation, write))
+        return [
+            sorted(
+                (row["window_start"] // SECOND, row["window_end"] // SECOND, row["final"])
+                for row in rows.to_pylist()
+            )
+            for change in changes
+            for rows in (change.before, change.after)
+        ]
+
+    first, second = (0, 3, True), (4, 7, False)
+    shown = [first] if emits_on_close else [first, second]
+    assert tick([Event("a", 0, 1, "x"), Event("a", 4, 2, "x")], 3) == [[], shown]
+    joined = [] if emits_on_close else [(0, 7, False)]
+    assert tick([Event("a", 2, 4, "x")], 5) == [shown, joined]
+    late = tick([Event("a", -2, 4, "x", late=1), Event("b", 9, 1, "y")], 8)
+    other = [] if emits_on_close else [(9, 12, False)]
+    assert late == [joined, [(-2, 7, True), *other]]
+    assert tick([Event("a", 5, 4, "x", late=1)], 8) == [[(-2, 7, True)], [(-2, 8, True)]]
 
 
 @pytest.mark.parametrize(("second", "sessions"), [(3, 1), (4, 2)])

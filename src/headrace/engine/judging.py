@@ -1,9 +1,10 @@
-"""Whether events are late for a session, where other events decide it.
+"""Whether events are late, where other events decide which window they belong to.
 
-An event that ends after the watermark by itself is not late. For the others the session matters
-that they join: with what was applied of their key before them in the log. So all events of these
-keys, and the sessions the store holds of them, are gone through in the order of the log. Such
-events are rare, and so are their keys: this is Python by event, for them alone.
+An event that ends after the watermark by itself is not late. For the others the session or group
+matters that they join: with what was applied of their key before them in the log. For event groups
+see group_judging.py. For sessions all events of these keys, and the sessions the store holds of
+them, are gone through in the order of the log. Such events are rare, and so are their keys: this is
+Python by event, for them alone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.engine.group_judging import judge_groups
 from headrace.engine.groupings import groupings_of, needed_columns
 from headrace.engine.marks import DECISION, Marks, judged_column
 from headrace.engine.source import (
@@ -33,7 +35,7 @@ from headrace.engine.source import (
 )
 from headrace.engine.windows import Decision, Judged
 from headrace.model.definitions import LatePolicy, Stream
-from headrace.model.plan import LATE, BoundView, SessionWindow
+from headrace.model.plan import BEYOND, LATE, BoundView, EventGroup, SessionWindow
 from headrace.store.contract import Store
 
 if TYPE_CHECKING:
@@ -108,6 +110,29 @@ class Judge:
     ) -> Marks:
         """The column `judged_column(view)` for exactly the events that `partials`, a first run's,
         leave without LATE. `marks_file` is that run's."""
+        if isinstance(view.plan.window, EventGroup):
+            return self._judge_groups(view, stream, partials)
+        return self._judge_sessions(view, stream, ranges, partials, marks_file)
+
+    def _judge_groups(self, view: BoundView, stream: Stream, partials: pa.Table) -> Marks:
+        place = partials.column_names.index(BEYOND)
+        zeros = pa.array(np.zeros(partials.num_rows, dtype=np.int32))
+        near = self._store.near_events(view.name, partials.set_column(place, BEYOND, zeros))
+        assert near is not None, "the events that are to be judged are among them"
+        decided = {
+            (d.partition, d.offset): Decision[d.decision.upper()]
+            for d in self._store.decisions(stream.name)
+        }
+        return judge_groups(view.plan, stream, near, decided)
+
+    def _judge_sessions(
+        self,
+        view: BoundView,
+        stream: Stream,
+        ranges: Sequence[Range],
+        partials: pa.Table,
+        marks_file: str,
+    ) -> Marks:
         window = view.plan.window
         assert isinstance(window, SessionWindow)
         gap = window.gap_microseconds

@@ -28,7 +28,7 @@ from headrace.engine.marks import DECISION, Marks, judged_column, merged
 from headrace.engine.prepared import PartialTables, PreparedPlan
 from headrace.engine.source import OFFSET, PARTITION, WATERMARK, Range
 from headrace.engine.views import Halt, Isolation, LiveView, ViewGroup, moved
-from headrace.engine.windows import Decision
+from headrace.engine.windows import Decision, Judged
 from headrace.log.contract import LogReader
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import BEYOND, LATE
@@ -260,7 +260,7 @@ class Computer:
         late: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for partition in {partition for partition, _ in places}:
             offsets = np.array([o for p, o in places if p == partition], dtype=np.int64)
-            late[partition] = (offsets, np.ones(len(offsets), dtype=np.int8))
+            late[partition] = (offsets, np.full(len(offsets), Judged.BEYOND, dtype=np.int8))
         group = ViewGroup(view.stream, (view,), view.next_offsets, view.next_offsets, 0, False)
         known = self._known_marks(view.stream, ranges, Verdict())
         marks = merged(known, Marks({}, {judged_column(view.name): late}))

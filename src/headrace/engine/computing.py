@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -91,7 +92,6 @@ class Computer:
         self._plans: dict[tuple[str, ...], PreparedPlan] = {}
         self._finder = LateFinder(spark, settings.log_directory, reader)
         self._judge = Judge(spark, settings.log_directory, store)
-        self._marks_written = 0
         self._judged: tuple[tuple[str, tuple[Range, ...]], Verdict] | None = None
 
     def close(self) -> None:
@@ -223,14 +223,15 @@ class Computer:
         return plan.run(ranges, is_large, self._file(marks))
 
     def _file(self, marks: Marks) -> str:
-        """Where the tasks find the marks. Two runs never share a name: workers remember files."""
+        """Where the tasks find the marks. Two runs never share a name, nor do two engines that one
+        Spark serves in turn: workers remember files."""
         if marks.is_empty:
             return ""
         directory = self._settings.run_directory
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / f"{self._marks_written}.{_MARKS_NAME}").unlink(missing_ok=True)
-        self._marks_written += 1
-        file = directory / f"{self._marks_written}.{_MARKS_NAME}"
+        for old in directory.glob(f"*.{_MARKS_NAME}"):
+            old.unlink()
+        file = directory / f"{uuid.uuid4().hex}.{_MARKS_NAME}"
         marks.write(file)
         return str(file)
 

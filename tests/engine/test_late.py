@@ -225,6 +225,29 @@ def test_what_was_set_aside_can_be_applied_later(make_rig: Callable[..., Any]) -
     assert rig.store.last_tick() == tick
 
 
+def test_what_is_set_aside_keeps_its_clocks_and_columns_of_any_name(
+    make_rig: Callable[..., Any],
+) -> None:
+    sql = """
+    CREATE STREAM calls (view STRING, at TIMESTAMP NOT NULL, sent_at TIMESTAMP)
+    WATERMARK at LATE SIDE SENT sent_at;
+    CREATE MATERIALIZED VIEW hourly AS
+    SELECT window.start AS s, count(*) AS n FROM calls GROUP BY window(at, '1 hour');
+    """
+    rig = make_rig(sql)
+    rig.start()
+    clock = {"_skew": 5, "_quality": 1}
+    for hour in (0, 5, 1):
+        at = EPOCH + dt.timedelta(hours=hour)
+        rig.append("calls", [{"view": "v", "at": EPOCH, "sent_at": at, "_event_time": at, **clock}])
+    rig.settle()
+    assert [row["n"] for row in rig.rows("hourly")] == [1, 1]
+    (batch,) = rig.store.query("SELECT * FROM calls_late").batches
+    (row,) = batch.to_pylist()
+    assert (row["view"], row["event_view"], row["_offset"]) == ("hourly", "v", 2)
+    assert (row["_event_time"], row["_skew"]) == (EPOCH + dt.timedelta(hours=1), 5)
+
+
 @pytest.mark.parametrize("decision", ["apply", "side", "drop"])
 def test_a_stream_that_halts_waits_for_a_decision(
     make_rig: Callable[..., Any], decision: str

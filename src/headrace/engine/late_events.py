@@ -28,6 +28,7 @@ from headrace.engine.windows import Decision
 from headrace.log.contract import LogReader
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import BEYOND, LATE, PANE, PANE_END, ROWS, ViewPlan
+from headrace.store.late_counts import late_column
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,7 +93,7 @@ class LateFinder:
             }
         )
         for field in events.schema:
-            own = own.append_column(field, events.column(field.name))
+            own = own.append_column(late_column(field.name), events.column(field.name))
         return own
 
     def _events(self, stream: Stream, late: pa.Table) -> pa.Table:

@@ -21,7 +21,13 @@ from headrace.model.errors import StoreError
 from headrace.model.types import DataType
 from headrace.store.connection import quoted, store_type
 from headrace.store.contract import StoredDecision, ViewWrite
-from headrace.store.late_counts import DecisionTaken, DroppedCount, LateCounts, SidedCount
+from headrace.store.late_counts import (
+    DecisionTaken,
+    DroppedCount,
+    LateCounts,
+    SidedCount,
+    late_column,
+)
 
 __all__ = ["LATE_SUFFIX", "Late"]
 
@@ -43,6 +49,7 @@ _OWN = (
     ("_set_aside_in_tick", "BIGINT"),
     ("_applied_in_tick", "BIGINT"),
 )
+_CLOCKS = (("_event_time", "TIMESTAMP"), ("_skew", "BIGINT"), ("_quality", "TINYINT"))
 _SLOT = "_sided_rows"
 
 
@@ -81,8 +88,10 @@ class Late:
                 )
             self._numbers = {**self._numbers, stream.name: number}
         table = _table(self._numbers[stream.name])
-        columns = [(c.name, c.type) for c in stream.columns]
+        columns = [(late_column(c.name), c.type) for c in stream.columns]
         columns.append(("_received_at", DataType("TIMESTAMP")))
+        if stream.clocks is not None:
+            columns += [(name, DataType(kind)) for name, kind in _CLOCKS]
         with self._transaction():
             for name, of_type in columns:
                 self._connection.execute(

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DecisionTaken", "DroppedCount", "LateCounts", "SidedCount"]
+__all__ = ["DecisionTaken", "DroppedCount", "LateCounts", "SidedCount", "late_column"]
+
+_OWN = ("view", "window_start", "window_end", "watermark")
+
+
+def late_column(name: str) -> str:
+    """Under what name STREAM_late shows a column of the stream."""
+    return f"event_{name}" if name.lower() in _OWN else name
 
 
 @dataclass(frozen=True)

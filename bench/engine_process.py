@@ -1,10 +1,9 @@
 """The engine alone in a process; says what it measured as one line of JSON.
 
-`python -m bench.engine_process drain PROJECT WARM_UP [VIEW…]` takes in what the logs of two
-projects hold, the second first and unmeasured; `… fill PROJECT WARM_UP` does the same and leaves
-the rows in the store alone; `… ticks PROJECT EVENTS` appends 10,000 events at a time and does one
-tick for each. The rows of the views, which are the shop's if none are named, are left in
-PROJECT/views.
+`python -m bench.engine_process drain PROJECT WARM_UP` takes in what the logs of two projects hold,
+the second first and unmeasured; `… fill PROJECT WARM_UP` does the same and leaves the rows in the
+store alone; `… ticks PROJECT EVENTS` appends 10,000 events at a time and does
+one tick for each. The shop's rows are left in PROJECT/views.
 """
 
 from __future__ import annotations
@@ -99,14 +98,14 @@ def _opened(spark: SparkSession, project: Path) -> Iterator[Engine]:
     store.close()
 
 
-def _keep_views(project: Path, names: Sequence[str]) -> None:
+def _keep_views(project: Path) -> None:
     settings = load_settings(project)
     store = open_store(settings.store_file, settings.store)
     (project / "views").mkdir()
-    for name in names:
-        result = store.query(f"SELECT * FROM {name}")
+    for view in VIEWS:
+        result = store.query(f"SELECT * FROM {view.name}")
         found = pa.Table.from_batches(result.batches, result.schema)
-        pq.write_table(found, project / "views" / f"{name}.parquet")
+        pq.write_table(found, project / "views" / f"{view.name}.parquet")
     store.close()
 
 
@@ -121,8 +120,7 @@ def main() -> None:
     else:
         _ticks(spark, project, int(sys.argv[3]))
     if what != "fill":
-        names = sys.argv[4:] if what == "drain" else []
-        _keep_views(project, names or [view.name for view in VIEWS])
+        _keep_views(project)
     stop_spark(spark)
 
 

@@ -19,6 +19,7 @@ from bench.oracle import Difference
 from bench.preload import preload
 from bench.results import Figure
 from bench.visits import SQL, USERS, VIEW, expected, kept, visits
+from headrace.model.settings import load_settings
 
 __all__ = ["sessions"]
 
@@ -35,8 +36,8 @@ def sessions(work: Path, quick: bool) -> Iterator[Figure]:
         for source in (measured, warm_up):
             shutil.copytree(source, place / source.name, copy_function=os.link)
         projects = (str(place / source.name) for source in (measured, warm_up))
-        runs.append(run_child("bench.engine_process", "drain", *projects, VIEW))
-        found = kept(str(place / measured.name / "views" / f"{VIEW}.parquet"))
+        runs.append(run_child("bench.engine_process", "fill", *projects))
+        found = kept(load_settings(place / measured.name).store_file)
         if found != wanted:
             raise Difference(f"{VIEW}: {len(found)} rows found, {len(wanted)} expected")
         shutil.rmtree(place)

@@ -8,11 +8,11 @@ seconds after its time, one in a hundred up to ten.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import duckdb
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 __all__ = ["SQL", "USERS", "VIEW", "Sessions", "expected", "kept", "visits"]
 
@@ -90,8 +90,7 @@ def expected(events: pa.Table) -> Sessions:
         ).fetchall()
 
 
-def kept(file: str) -> Sessions:
-    """What the engine's process left of the view."""
-    with duckdb.connect() as connection:
-        connection.register("found", pq.read_table(file))
-        return connection.execute(f"SELECT {_COLUMNS} FROM found ORDER BY ALL").fetchall()
+def kept(store_file: Path) -> Sessions:
+    """What the view shows in the store that the engine's process left."""
+    with duckdb.connect(str(store_file), read_only=True) as connection:
+        return connection.execute(f"SELECT {_COLUMNS} FROM {VIEW} ORDER BY ALL").fetchall()

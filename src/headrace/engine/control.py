@@ -5,17 +5,19 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 
 from headrace.engine.views import LiveView
 from headrace.log.contract import LogReader
 from headrace.model.errors import LogError, QueryError
 from headrace.serve.control import EngineStatus, StreamReport, TickDurations, ViewReport
-from headrace.store.contract import StoredDecision
+from headrace.store.contract import Repair, Repaired, StoredDecision
 
 __all__ = ["EngineControl"]
 
 DURATIONS_MAX = 1_000
+REPAIRS_MAX = 8  # asked for and not yet done
 
 
 class EngineControl:
@@ -38,6 +40,7 @@ class EngineControl:
         self._decided: list[StoredDecision] = []
         self._late_applied: list[tuple[str, str]] = []
         self.violations = 0  # sums that did not come out even
+        self._repairs: list[tuple[Repair, Future[Repaired]]] = []
         self.wake = threading.Event()
 
     def set_state(self, state: str, detail: str = "", generation: int | None = None) -> None:
@@ -171,6 +174,21 @@ class EngineControl:
             chosen = views if view is None else [view]
             self._late_applied += [(stream, name) for name in chosen]
         self.wake.set()
+
+    def repair(self, repair: Repair) -> Future[Repaired]:
+        answer: Future[Repaired] = Future()
+        with self._lock:
+            if len(self._repairs) >= REPAIRS_MAX:
+                raise QueryError("too many repairs at once", hint="try again shortly", status=503)
+            self._repairs.append((repair, answer))
+        self.wake.set()
+        return answer
+
+    def take_repairs(self) -> list[tuple[Repair, Future[Repaired]]]:
+        """Call after take_rebuilds, which takes the wake-up call back."""
+        with self._lock:
+            taken, self._repairs = self._repairs, []
+        return taken
 
     def metrics(self) -> Mapping[str, float]:
         with self._lock:

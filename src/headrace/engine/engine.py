@@ -108,6 +108,7 @@ class Engine:
             if ends != found or self._control.wake.is_set():
                 self.rebuild_what_was_asked()
                 self.decide_what_was_asked()
+                self.repair_what_was_asked()
                 result = self.step()
                 found = ends if result is None and not self._failures else None
             else:
@@ -244,6 +245,28 @@ class Engine:
             apply = partial(self._ticker.apply_late, view, places)
             if not places or self._attempt(apply) is None:
                 return
+
+    def repair_what_was_asked(self) -> None:
+        """Replace the rows that a proof found wrong, each request in a tick of its own."""
+        for repair, answer in self._control.take_repairs():
+            try:
+                done = self._ticker.repair(repair)
+            except HeadraceError as error:
+                answer.set_exception(error)
+                if isinstance(error, FencedError):
+                    raise
+                continue
+            log.warning(
+                "repaired %s rows of view %s in tick %s; %s had moved on",
+                done.rows,
+                repair.view,
+                done.tick,
+                done.moved,
+            )
+            if done.tick is not None:
+                self._tell()
+                self._publisher.publish(done.changes, tick=done.tick)
+            answer.set_result(done)
 
     def _ends(self) -> Mapping[str, tuple[int, ...]]:
         """What tells that there is news: events, and watermarks that moved without any."""

@@ -49,7 +49,7 @@ logger = logging.getLogger("headrace.gateway")
 
 Handler = Callable[[Any, Any], Awaitable["Response | None"]]
 
-_VIEW_PATH = re.compile(r"/v1/views/([^/]+)(?:/(changes|deadletters|rebuild|snapshot))?")
+_VIEW_PATH = re.compile(r"/v1/views/([^/]+)(?:/(changes|deadletters|rebuild|repair|snapshot))?")
 _STREAM_PATH = re.compile(r"/v1/streams/([^/]+)/(completeness|late|late/apply|resume)")
 _ADMIN_BODY_BYTES_MAX = 4 * 1024 * 1024
 _QUERY_BODY_BYTES_MAX = 1 * 1024 * 1024
@@ -107,6 +107,7 @@ class GatewayApp:
             "changes": {"GET": ("query", self._forward)},
             "deadletters": {"GET": ("admin", self._forward)},
             "rebuild": {"POST": ("admin", self._forward)},
+            "repair": {"POST": ("admin", self._forward)},
             "snapshot": {"POST": ("admin", self._forward)},
         }
         self._stream_routes: dict[str, dict[str, tuple[str | None, Handler]]] = {

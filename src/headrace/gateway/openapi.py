@@ -304,6 +304,19 @@ def _view_paths() -> Json:
                 scope="admin",
             ),
         },
+        "/v1/views/{view}/repair": {
+            "parameters": [name],
+            "post": operation(
+                "repairView",
+                "Replace rows that a proof found wrong, from a file of the run directory.",
+                {"200": answer("Replaced.", any_object), **problems(400, 404, 408, 409, 503)},
+                scope="admin",
+                requestBody={
+                    "required": True,
+                    "content": {"application/json": {"schema": any_object}},
+                },
+            ),
+        },
         "/v1/views/{view}/snapshot": {
             "parameters": [name],
             "post": operation(

@@ -144,7 +144,8 @@ class LogTable:
     def _rows(self, partition: int, found: LogBatch, clock: str) -> pa.RecordBatch:
         rows = found.batch.num_rows
         offsets = np.arange(found.base_offset, found.base_offset + rows)
-        taken = ~np.isin(offsets, self.left_out.get(partition, ()))
+        left_out = self.left_out.get(partition)
+        taken = ~np.isin(offsets, left_out) if left_out else np.ones(rows, dtype=np.bool_)
         values = [self._values(found.batch, name) for name in self.columns]
         if not taken.all():
             values = [_blanked(array, taken) for array in values]

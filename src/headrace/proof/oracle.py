@@ -13,16 +13,17 @@ from sqlglot import expressions as exp
 
 from headrace.compile.dialect import canonical, parse_tokens, tokenize
 from headrace.compile.faults import SourceText
-from headrace.log.contract import QUALITY, SKEW
+from headrace.log.contract import EVENT_TIME, QUALITY, SKEW
 from headrace.model.definitions import LatePolicy, Stream
-from headrace.model.errors import ProofError
-from headrace.model.plan import CalendarWindow, ViewPlan, Window
+from headrace.model.plan import EventGroup, SessionWindow, Sliding, ViewPlan, Window
 from headrace.proof.events import APPLIED_TO, DECISION, WATERMARK
 
-__all__ = ["REVISION", "WINDOW_END", "Oracle", "oracle"]
+__all__ = ["LATE", "REVISION", "TAKEN", "WINDOW_END", "Oracle", "oracle"]
 
 REVISION = "revision"
 WINDOW_END = "window_end"
+LATE = "_late"  # BOOLEAN: whether the event was late for its session, where that was to be judged
+TAKEN = "_taken"  # BOOLEAN: whether it was taken in all the same
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,20 @@ def oracle(plan: ViewPlan, stream: Stream) -> Oracle:
     events = canonical(query.args["from_"].this)
     keys, passed, taken = [key.sql for key in plan.keys], "false", None
     within = list(where)
-    if plan.window is not None:
+    if isinstance(plan.window, Sliding):  # see sliding.py
+        keys.append(EVENT_TIME)
+    elif plan.window is not None:
         window = _window(plan)
         if isinstance(plan.window, Window):
             call = next(text for text in groups if text.startswith("window("))
             groups = [window if text == call else text for text in groups]
             events = f"(SELECT *, {call} AS window FROM {events}) AS {events}"
-        passed, taken = _passed(window), _taken(window, stream)
+        if isinstance(plan.window, SessionWindow):
+            passed, taken = f"coalesce({LATE}, false)", f"coalesce({TAKEN}, true)"
+        elif isinstance(plan.window, EventGroup):
+            passed, taken = f"coalesce({LATE}, false)", None
+        else:
+            passed, taken = _passed(window), _taken(window, stream)
         chosen += [
             f"{window}.start AS k{len(keys)}",
             f"{window}.`end` AS {WINDOW_END}",
@@ -97,12 +105,7 @@ def _window(plan: ViewPlan) -> str:
     """The column with the event's window, as a struct."""
     if isinstance(plan.window, Window):
         return "window"
-    if isinstance(plan.window, CalendarWindow):
-        return "_window"
-    raise ProofError(
-        f"view {plan.view} cannot be proven: its windows depend on more than one event",
-        hint=f"headrace rebuild {plan.view} computes it anew",
-    )
+    return "session_window" if isinstance(plan.window, SessionWindow) else "_window"
 
 
 def _passed(window: str, lowered_by: int = 0) -> str:

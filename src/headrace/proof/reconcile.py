@@ -12,12 +12,15 @@ from headrace.compile import plan_view
 from headrace.log.embedded import open_reader
 from headrace.model.definitions import Project, Stream, View
 from headrace.model.errors import ProofError
-from headrace.model.plan import ViewPlan
+from headrace.model.plan import EventGroup, SessionWindow, Sliding, ViewPlan
 from headrace.model.settings import Settings
 from headrace.proof.comparison import Compared, compare
 from headrace.proof.duplicates import find_duplicates
 from headrace.proof.events import LogTable, Note
+from headrace.proof.groups import declare_grouped
 from headrace.proof.oracle import REVISION, WINDOW_END, Oracle, oracle
+from headrace.proof.sessions import declare_judged
+from headrace.proof.sliding import sliding_rows
 from headrace.store.contract import Snapshot
 
 if TYPE_CHECKING:
@@ -122,17 +125,31 @@ def stored_rows(spark: SparkSession, what: Subject) -> DataFrame:
 def proven_rows(spark: SparkSession, what: Subject, question: Oracle) -> DataFrame:
     """The rows that the log gives, in the shape of the snapshot's file."""
     declare_events(spark, what, question.columns)
+    if isinstance(what.plan.window, SessionWindow):
+        declare_judged(spark, what.stream, question, what.plan.window.gap_microseconds)
+    if isinstance(what.plan.window, EventGroup):
+        declare_grouped(spark, what.plan, what.stream)
     outputs = [f"e{i} AS c{i}" for i in range(question.outputs)]
     for place, name in enumerate(what.snapshot.columns[question.outputs :], question.outputs):
         outputs.append(f"{_beside(name, what.snapshot)} AS c{place}")
     keys = [f"k{i}" for i in range(question.keys)]
-    return spark.sql(question.sql).selectExpr(*outputs, *keys)
+    if isinstance(what.plan.window, Sliding):
+        rows = sliding_rows(spark, what.plan, what.stream, question)
+    else:
+        rows = spark.sql(question.sql)
+    if what.plan.emits_on_close:  # a window is published once it is final
+        rows = rows.where(_final(what.snapshot))
+    return rows.selectExpr(*outputs, *keys)
 
 
-def declare_events(spark: SparkSession, what: Subject, columns: Sequence[str]) -> None:
-    """Give Spark the stream's events under the stream's name, without those the view never took."""
+def declare_events(
+    spark: SparkSession, what: Subject, columns: Sequence[str], *, with_duplicates: bool = False
+) -> Mapping[int, Sequence[int]]:
+    """Give Spark the stream's events under the stream's name, without those the view never took.
+    Returns the offsets of the duplicates by partition, which are among the events if asked for."""
     left_out = _by_partition(what.snapshot.dead)
-    for partition, offsets in duplicates(spark, what).items():
+    repeated = duplicates(spark, what)
+    for partition, offsets in () if with_duplicates else repeated.items():
         left_out.setdefault(partition, []).extend(offsets)
     table = LogTable(
         what.settings.log_directory,
@@ -145,6 +162,7 @@ def declare_events(spark: SparkSession, what: Subject, columns: Sequence[str]) -
     )
     events = table.frame(spark, with_watermark=what.plan.window is not None)
     events.createOrReplaceTempView(what.stream.name)
+    return repeated
 
 
 def duplicates(spark: SparkSession, what: Subject) -> Mapping[int, Sequence[int]]:
@@ -164,6 +182,10 @@ def _beside(name: str, snapshot: Snapshot) -> str:
     if name == REVISION:
         return REVISION
     assert name == FINAL, name
+    return _final(snapshot)
+
+
+def _final(snapshot: Snapshot) -> str:
     watermark = snapshot.watermark_microseconds
     return "false" if watermark is None else f"unix_micros({WINDOW_END}) <= {watermark}L"
 

@@ -12,9 +12,11 @@ import pyarrow.parquet as pq
 from headrace.log.contract import EVENT_TIME, QUALITY, RECEIVED_AT, SKEW
 from headrace.model.definitions import LatePolicy
 from headrace.model.errors import ProofError
+from headrace.model.plan import EventGroup, SessionWindow, Sliding
 from headrace.proof.events import DECISION, OFFSET, PARTITION, WATERMARK
 from headrace.proof.oracle import Oracle, oracle
 from headrace.proof.reconcile import Subject, declare_events, told
+from headrace.proof.sessions import declare_judged
 from headrace.proof.text import plain, plain_row
 from headrace.store.contract import Snapshot
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Explained", "explain", "the_row"]
 
-_ROW = "_why"
+_ROW, _KEY = "_why", "_why_key"
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -37,6 +39,7 @@ class Explained:
     is_cut: bool
     revisions: tuple[Mapping[str, Any], ...]
     dead: tuple[Mapping[str, Any], ...]
+    repairs: tuple[Mapping[str, int], ...]
 
 
 def the_row(what: Subject) -> dict[str, Any]:
@@ -58,13 +61,27 @@ def the_row(what: Subject) -> dict[str, Any]:
 
 def explain(spark: SparkSession, what: Subject, limit: int) -> Explained:
     row = the_row(what)
+    if isinstance(what.plan.window, Sliding | EventGroup):
+        raise ProofError(
+            f"the events behind a row of {what.plan.view} cannot be listed",
+            hint=f"headrace reconcile {what.plan.view} proves its rows",
+        )
     question = oracle(what.plan, what.stream)
-    spark.read.parquet(str(what.rows)).createOrReplaceTempView(_ROW)
+    keys = ["1 AS _why_one", *(f"k{i} AS {_KEY}{i}" for i in range(question.keys))]
+    spark.read.parquet(str(what.rows)).selectExpr(*keys).createOrReplaceTempView(_ROW)
     with told(what):
         columns = [column.name for column in what.stream.columns]
-        declare_events(spark, what, [*columns, SKEW, QUALITY])
+        is_session = isinstance(what.plan.window, SessionWindow)  # duplicates would join them
+        repeated = declare_events(
+            spark, what, [*columns, SKEW, QUALITY], with_duplicates=not is_session
+        )
+        if isinstance(what.plan.window, SessionWindow):
+            declare_judged(spark, what.stream, question, what.plan.window.gap_microseconds)
         found = spark.sql(_events_sql(what, question, limit + 1)).toArrow().to_pylist()
-    events = [_event(what, one) for one in found[:limit]]
+        if isinstance(what.plan.window, SessionWindow):
+            found = _of_one_session(found, what.plan.window.gap_microseconds)
+    places = {(partition, offset) for partition in repeated for offset in repeated[partition]}
+    events = [_event(what, one, places) for one in found[:limit]]
     late = [event for event in events if event["fate"] == "late"]
     late.sort(key=lambda event: (event["tick"] or 0, event["partition"], event["offset"]))
     revisions = [
@@ -89,12 +106,16 @@ def explain(spark: SparkSession, what: Subject, limit: int) -> Explained:
         is_cut=len(found) > limit,
         revisions=tuple(revisions),
         dead=tuple(dead[:limit]),
+        repairs=tuple({"tick": tick, "rows": rows} for tick, rows in what.snapshot.repairs),
     )
 
 
 def _events_sql(what: Subject, question: Oracle, limit: int) -> str:
-    same = [f"({text}) <=> {_ROW}.k{i}" for i, text in enumerate(question.key_texts)]
-    windowed = what.plan.window is not None
+    same = [f"({text}) <=> {_ROW}.{_KEY}{i}" for i, text in enumerate(question.key_texts)]
+    windowed, order = what.plan.window is not None, f"{PARTITION}, {OFFSET}"
+    if isinstance(what.plan.window, SessionWindow):
+        # Where it ends is for `_of_one_session` to find.
+        same[-1], order = f"{EVENT_TIME} >= {_ROW}.{_KEY}{len(same) - 1}", EVENT_TIME
     chosen = [
         *(f"`{column.name}`" for column in what.stream.columns),
         *(PARTITION, OFFSET, EVENT_TIME, RECEIVED_AT, SKEW, QUALITY, DECISION),
@@ -105,11 +126,27 @@ def _events_sql(what: Subject, question: Oracle, limit: int) -> str:
     return (
         f"SELECT {', '.join(chosen)} FROM {question.events} CROSS JOIN {_ROW} "
         f"WHERE {' AND '.join([question.where, *same])} "
-        f"ORDER BY {PARTITION}, {OFFSET} LIMIT {limit}"
+        f"ORDER BY {order} LIMIT {limit}"
     )
 
 
-def _event(what: Subject, found: Mapping[str, Any]) -> dict[str, Any]:
+def _of_one_session(
+    events: Sequence[Mapping[str, Any]], gap_microseconds: int
+) -> list[Mapping[str, Any]]:
+    """Of a key's events in the order of time, those up to where more than a gap lies between."""
+    gap, last = dt.timedelta(microseconds=gap_microseconds), None
+    kept = []
+    for event in events:
+        if last is not None and event[EVENT_TIME] > last + gap:
+            break
+        kept.append(event)
+        last = event[EVENT_TIME] if event["_taken"] or last is None else last
+    return sorted(kept, key=lambda event: (event[PARTITION], event[OFFSET]))
+
+
+def _event(
+    what: Subject, found: Mapping[str, Any], repeated: set[tuple[int, int]]
+) -> dict[str, Any]:
     stream, snapshot = what.stream, what.snapshot
     place = (found[PARTITION], found[OFFSET])
     afterwards = [tick for p, o, _, tick in snapshot.applied if (p, o) == place]
@@ -120,7 +157,7 @@ def _event(what: Subject, found: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "partition": place[0],
         "offset": place[1],
-        "fate": _fate(stream.late_policy, found),
+        "fate": "duplicate" if place in repeated else _fate(stream.late_policy, found),
         "tick": tick,
         "or_before": or_before,
         "event_time": plain(found[EVENT_TIME]),

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import duckdb
 
@@ -15,7 +16,10 @@ from headrace.model.settings import StoreSettings
 from headrace.store.changes import Retention, encode_rows
 from headrace.store.conservation import check_sums
 from headrace.store.contract import (
+    Counts,
     Freshness,
+    Repair,
+    Repaired,
     StreamProgress,
     TickWrite,
     ViewChange,
@@ -23,7 +27,8 @@ from headrace.store.contract import (
 )
 from headrace.store.late import Late
 from headrace.store.ledger import Ledger, Moved, read_freshness
-from headrace.store.merge import Merged
+from headrace.store.merge import Merged, ViewMerge
+from headrace.store.repair import replace_rows
 from headrace.store.seen import SeenStreams
 from headrace.store.views import Views
 
@@ -100,11 +105,7 @@ class Commits:
 
         `make_room` is called when memory runs short; then it is tried once more.
         """
-        if write.generation != self.generation:
-            raise FencedError(
-                f"generation {write.generation} was replaced by {self.generation}",
-                hint="another engine took over; this one must stop",
-            )
+        self._check_generation(write.generation)
         if write.tick != self.freshness.tick + 1:
             raise StoreError(f"tick {write.tick} does not follow {self.freshness.tick}")
         check_sums(write, self._views.stored)
@@ -166,6 +167,52 @@ class Commits:
             if (want_changes is None or name in want_changes)
             and (result.before.num_rows or result.after.num_rows)
         ]
+
+    def _check_generation(self, generation: int) -> None:
+        if generation != self.generation:
+            raise FencedError(
+                f"generation {generation} was replaced by {self.generation}",
+                hint="another engine took over; this one must stop",
+            )
+
+    def repair(self, repair: Repair, generation: int, started_at_microseconds: int) -> Repaired:
+        """A tick that replaces rows and moves no view. What was remembered of the view's rows is
+        read anew."""
+        self._check_generation(generation)
+        merge = self._views.merges.get(repair.view)
+        if merge is None or type(merge) is not ViewMerge:
+            raise StoreError(
+                f"view {repair.view} cannot be repaired row by row",
+                hint=f"headrace rebuild {repair.view} fills it again from the log",
+            )
+        self._views.write_behind([repair.view])
+        stored = self._views.stored[repair.view]
+        tick = self.freshness.tick + 1
+        write = TickWrite(tick, generation, started_at_microseconds, ())
+        nothing = ViewWrite(repair.view, None, {}, {}, Counts(), None)
+        committed_at = max(time.time_ns() // 1000, self.freshness.committed_at_microseconds)
+        try:
+            with self._transaction():
+                found = replace_rows(self._connection, merge.schema, stored, repair)
+                if found.rows == 0:
+                    return Repaired(None, 0, found.moved)
+                moved = replace(
+                    self._moved(nothing, None),
+                    change_rows=found.before.num_rows + found.after.num_rows,
+                    before=encode_rows(found.before),
+                    after=encode_rows(found.after),
+                )
+                self._ledger.add_progress(tick, [moved])
+                self._ledger.add_repair(tick, stored.number, found.rows)
+                self._ledger.add_tick(write, committed_at, self.streams)
+        except duckdb.Error as error:
+            raise StoreError(f"view {repair.view} was not repaired: {error}") from error
+        merge.forget()
+        self._views.accept(tick, {}, {repair.view: moved})
+        self._retention.add(tick, moved.change_rows)
+        self.freshness = Freshness(tick, committed_at)
+        change = ViewChange(repair.view, tick, found.before, found.after)
+        return Repaired(tick, found.rows, found.moved, (change,))
 
     def _moved(self, view: ViewWrite, merged: Merged | None) -> Moved:
         stored = self._views.stored[view.view]

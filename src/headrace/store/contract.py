@@ -17,6 +17,7 @@ import pyarrow as pa
 from headrace.model.definitions import Stream
 from headrace.model.plan import BoundView
 from headrace.store.late_counts import LateCounts
+from headrace.store.proofs import Repair, Repaired, Snapshot
 
 __all__ = [
     "INCIDENT",
@@ -27,6 +28,8 @@ __all__ = [
     "Offsets",
     "Page",
     "QueryResult",
+    "Repair",
+    "Repaired",
     "Snapshot",
     "Store",
     "StoreDeadLetter",
@@ -248,32 +251,6 @@ class Page:
     freshness: Freshness
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """`start_offsets` are where the view began, `next_offsets` how far it had come. `dead` are the
-    (partition, offset) of its dead letters, `decisions` (partition, offset, decision) of its
-    stream's late events, `applied` (partition, offset, window start in microseconds, tick) of
-    those that were set aside and applied to a window after all. `ticks` are the ticks that moved
-    it and the offsets each reached, where asked for; those before `ticks_from` are not kept."""
-
-    view: str
-    stream: str
-    fingerprint: str
-    tick: int
-    created_tick: int
-    rows: int
-    columns: tuple[str, ...]
-    keys: int
-    start_offsets: dict[int, int]
-    next_offsets: dict[int, int]
-    watermark_microseconds: int | None
-    dead: tuple[tuple[int, int], ...]
-    decisions: tuple[tuple[int, int, str], ...] = ()
-    applied: tuple[tuple[int, int, int, int], ...] = ()
-    ticks_from: int = 0
-    ticks: tuple[tuple[int, dict[int, int]], ...] = ()
-
-
 class Store(Protocol):
     def claim(self) -> int:
         """Take over: durably raises the generation and returns it. Every later commit by an older
@@ -348,6 +325,10 @@ class Store(Protocol):
         (for example a BIGINT sum that overflows). Then nothing is stored. Runs short of memory:
         interrupts users' queries and tries again once.
         """
+
+    def repair(self, repair: Repair, generation: int, started_at_microseconds: int) -> Repaired:
+        """Replace rows in a tick of their own, with changes, progress and a record in the ledger.
+        Raises FencedError; StoreError when the view is not open or cannot be repaired by rows."""
 
     def changes(self, view: str, after_tick: int, limit_ticks: int) -> Sequence[ViewChange]:
         """The stored changes of ticks > after_tick, ascending. Raises ChangesExpiredError when

@@ -24,6 +24,8 @@ from headrace.store.contract import (
     Offsets,
     Page,
     QueryResult,
+    Repair,
+    Repaired,
     Snapshot,
     Store,
     StoredDecision,
@@ -214,6 +216,10 @@ class DuckStore:
     def late(self, stream: str, limit: int) -> LateCounts:
         with self._queries.read() as (cursor, _):
             return self._late.counts(cursor, stream, limit)
+
+    def repair(self, repair: Repair, generation: int, started_at_microseconds: int) -> Repaired:
+        with self._lock:
+            return self._commits.repair(repair, generation, started_at_microseconds)
 
     # Reads
 

@@ -38,6 +38,7 @@ def write_snapshot(
     Store.read_view does."""
     number = stored.number
     starts, progress = _progress(connection, number)
+    has_ids = len(_read_columns(connection, number)) > len(stored.columns) + len(stored.hidden)
     rows = _write_rows(connection, stored, file, conditions_sql(stored, filters))
     dead = connection.execute(
         "SELECT DISTINCT partition, position FROM _headrace.dead_letters"
@@ -58,6 +59,8 @@ def write_snapshot(
         dead=tuple((partition, offset) for partition, offset in dead),
         decisions=_decisions(connection, stored.entry.stream),
         applied=_applied(connection, stored),
+        repairs=_repairs(connection, number),
+        has_ids=has_ids,
         ticks_from=max(stored.created_tick + 1, _lowest_tick(connection)),
         ticks=_ticks(connection, number) if with_ticks else (),
     )
@@ -103,6 +106,18 @@ def _applied(
     return tuple((partition, offset, start, tick) for partition, offset, start, tick in found)
 
 
+def _read_columns(connection: duckdb.DuckDBPyConnection, number: int) -> list[str]:
+    found = connection.execute(f"DESCRIBE _headrace.read_{number}").fetchall()
+    return [row[0] for row in found]
+
+
+def _repairs(connection: duckdb.DuckDBPyConnection, number: int) -> tuple[tuple[int, int], ...]:
+    found = connection.execute(
+        f"SELECT tick, rows FROM _headrace.repairs WHERE number = {number} ORDER BY tick"
+    ).fetchall()
+    return tuple((tick, rows) for tick, rows in found)
+
+
 def _lowest_tick(connection: duckdb.DuckDBPyConnection) -> int:
     found = connection.execute(
         "SELECT value FROM _headrace.numbers WHERE name = 'lowest_change_tick'"
@@ -125,8 +140,11 @@ def _write_rows(
 ) -> int:
     public = [f"{quoted(name)} AS c{i}" for i, (name, _) in enumerate(stored.columns)]
     keys = [f"{quoted(name)} AS k{i}" for i, name in enumerate(stored.hidden)]
+    further = _read_columns(connection, stored.number)[len(public) + len(keys) :]
+    ids = [f"{quoted(name)} AS id" for name in further[:1]]
     table = f"_headrace.read_{stored.number}"
-    reader = arrow_reader(connection, f"SELECT {', '.join([*public, *keys])} FROM {table}{where}")
+    chosen = ", ".join([*public, *keys, *ids])
+    reader = arrow_reader(connection, f"SELECT {chosen} FROM {table}{where}")
     types = [parse_type(type_).arrow for _, type_ in stored.columns]
     fields = [pa.field(f"c{i}", type_) for i, type_ in enumerate(types)]
     schema = pa.schema([*fields, *list(reader.schema)[len(fields) :]])

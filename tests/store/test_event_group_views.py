@@ -218,3 +218,22 @@ def test_a_group_that_is_no_more_is_taken_back(store: Store, timeout: int) -> No
     assert change.before.column("since").to_pylist() == [12]
     assert change.after.column("since").to_pylist() == [5]
     assert change.after.column("events").to_pylist() == [2]
+
+
+def test_a_group_that_begins_when_another_ends_is_told_from_its_last_event(store: Store) -> None:
+    view = grouped_view(100)
+    store.create_view(view, {})
+    generation = store.claim()
+    ending = Event("a", 0, 1, 25, True, True, None, None, False)  # it could open a group as well
+    ticks = [
+        [Event("a", 0, 0, 10, True, False, None, None, False), ending],
+        [Event("a", 1, 0, 25, True, False, None, None, False)],
+        [Event("a", 0, 2, 26, False, True, None, None, False)],
+    ]
+    events: list[Event] = []
+    for staged in ticks:
+        events += staged
+        counts = Counts(read=len(staged), applied=len(staged))
+        write = ViewWrite("groups", partials_of(staged), {}, {}, counts, None)
+        store.commit(tick_write(store, generation, write))
+        assert shown(store) == model(events, 100)

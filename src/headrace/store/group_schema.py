@@ -69,7 +69,8 @@ class EventGroupSchema(ViewSchema):
             *values,
         )
         p = self.prefix
-        self.key, self.since, self.staged = f"{p}key", f"{p}since", f"{p}staged"
+        self.key, self.staged = f"{p}key", f"{p}staged"
+        self.since = tuple(f"{p}since{i}" for i in range(3))  # a time and a place in the log
         self.group_number, self.gone = f"{p}group", f"{p}gone"
         self._keys = [quoted(column.name) for column in view.keys]
 
@@ -92,7 +93,8 @@ class EventGroupSchema(ViewSchema):
     @cached_property
     def touched_schema(self) -> pa.Schema:
         keys = [(c.name, c.type.arrow) for c in self.keys]
-        return pa.schema([*keys, (self.key, pa.int64()), (self.since, pa.int64())])
+        since = zip(self.since, (pa.int64(), pa.int32(), pa.int64()), strict=True)
+        return pa.schema([*keys, (self.key, pa.int64()), *since])
 
     def create_statements(self) -> list[str]:
         columns = ", ".join(f"{quoted(c.name)} {store_type(c.type)}" for c in self.events)
@@ -105,8 +107,10 @@ class EventGroupSchema(ViewSchema):
     # The merge
 
     def touched_keys_sql(self, stage: str, low: int) -> str:
-        """The staged keys, numbered, with the time from which on their groups are found anew. No
-        staged event is before `low`, a literal: so old parts of the state are not read."""
+        """The staged keys, numbered, with the event from which on their groups are found anew: the
+        first of the last group before them. A time alone would not do: the group before that one
+        may end at the same time. No staged event is before `low`, a literal: so old parts of the
+        state are not read."""
         by = f" GROUP BY {', '.join(self._keys)}" if self._keys else ""
         first, open_ = f"{self.prefix}first", f"{self.prefix}open"
         names = "".join(f"k.{name}, " for name in self._keys)
@@ -118,13 +122,19 @@ class EventGroupSchema(ViewSchema):
                 f"s.{open_} > k.{first} - {self.timeout}",
             ]
         )
+        group = ", ".join([*self._keys, *POSITION, f"epoch_us({WINDOW_START}) AS {open_}"])
         recent = (
-            f"SELECT {', '.join([*self._keys, f'epoch_us({WINDOW_START}) AS {open_}'])} "
+            f"SELECT {group} "
             f"FROM {self.state_table} WHERE {WINDOW_START} > make_timestamptz({low - self.timeout})"
         )
+        last = f"max((s.{open_}, {', '.join(f's.{name}' for name in POSITION)}))"
+        unless = (f"k.{first}", "-1", "-1")
+        since = ", ".join(
+            f"coalesce(({last})[{i + 1}], {unless[i]}) AS {name}"
+            for i, name in enumerate(self.since)
+        )
         return (
-            f"SELECT {names}row_number() OVER () AS {self.key}, "
-            f"coalesce(max(s.{open_}), k.{first}) AS {self.since} "
+            f"SELECT {names}row_number() OVER () AS {self.key}, {since} "
             f"FROM (SELECT {firsts} FROM {stage} WHERE {BEYOND} <= 0{by}) k "
             f"LEFT JOIN ({recent}) s ON {match} GROUP BY {names}k.{first}"
         )
@@ -132,10 +142,15 @@ class EventGroupSchema(ViewSchema):
     def _same(self, left: str, right: str) -> list[str]:
         return [f"{left}.{name} IS NOT DISTINCT FROM {right}.{name}" for name in self._keys]
 
+    def _is_since(self, time: str, of: str) -> str:
+        since = [f"t.{name}" for name in self.since]
+        place = ", ".join([time, *(f"{of}.{name}" for name in POSITION)])
+        return f"{time} >= {since[0]} AND ({place}) >= ({', '.join(since)})"
+
     def near_events_sql(self, stage: str, touched: str, low: int) -> str:
         """The staged events and those they may be grouped with, in order."""
         columns = [quoted(c.name) for c in self.events]
-        match = " AND ".join([*self._same("e", "t"), f"e.{PANE} >= t.{self.since}"])
+        match = " AND ".join([*self._same("e", "t"), self._is_since(f"e.{PANE}", "e")])
         chosen = ", ".join(columns)
         both = (
             f"SELECT {chosen}, false AS {self.staged} FROM {self.events_table} "
@@ -150,9 +165,8 @@ class EventGroupSchema(ViewSchema):
 
     def near_groups_sql(self, touched: str, low: int) -> str:
         """The groups as they are, of which some may become others."""
-        match = " AND ".join(
-            [*self._same("s", "t"), f"epoch_us(s.{WINDOW_START}) >= t.{self.since}"]
-        )
+        start = f"epoch_us(s.{WINDOW_START})"
+        match = " AND ".join([*self._same("s", "t"), self._is_since(start, "s")])
         return (
             f"SELECT {self.old_columns_sql()} FROM (SELECT s.* FROM {self.state_table} s "
             f"SEMI JOIN {touched} t ON {match} "

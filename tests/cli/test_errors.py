@@ -167,4 +167,4 @@ def test_a_defect_is_shown_whole(
 def test_a_verb_that_does_not_exist_suggests_one(headrace: Callable[..., Any]) -> None:
     ended = headrace("valdate")
     assert ended.code == exits.MISTAKE
-    assert "Did you mean 'validate'?" in ended.err
+    assert "Did you mean 'validate'" in ended.err

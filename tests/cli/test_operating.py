@@ -45,7 +45,9 @@ LEDGER: dict[str, Any] = {
 LATE = {
     "stream": "payments",
     "sided": [{"view": "income", "aside": 3, "applied": 5}],
-    "dropped": [{"view": "hourly", "window_start": "S", "window_end": "E", "events": 2}],
+    "dropped": [
+        {"view": "hourly", "window_start": "S", "window_end": "E", "events": 2, "reason": "late"}
+    ],
     "decisions": [{"partition": 0, "offset": 17, "decision": "drop", "decided_at": "D"}],
     "cut": True,
 }

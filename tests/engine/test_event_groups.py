@@ -94,7 +94,7 @@ def placed(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @settings(
-    max_examples=12,
+    max_examples=5,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -132,7 +132,7 @@ def test_every_group_equals_a_batch_query(
 
 @pytest.mark.parametrize("policy", ["REVISE", "SIDE", "DROP", "REVISE WITHIN INTERVAL 3 SECONDS"])
 @settings(
-    max_examples=5,
+    max_examples=4,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -115,7 +115,7 @@ def placed(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @settings(
-    max_examples=15,
+    max_examples=6,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -172,7 +172,7 @@ def close(found: Any, expected: Any) -> bool:
 
 
 @settings(
-    max_examples=12,
+    max_examples=5,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

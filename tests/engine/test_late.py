@@ -74,10 +74,11 @@ class Model:
                 self.policy in ("side", "drop")
                 or (self.horizon is not None and end <= watermark - self.horizon)
             )
+            is_late = is_late or late
             if beyond:
                 self.aside[(partition, offset, start)] += 1
                 continue
-            is_applied, is_late = True, is_late or late
+            is_applied = True
             self.rows.setdefault((start, *key), []).append(key[0] if key else "")
             self.revisions[(start, *key)] += late
         self.applied += is_applied

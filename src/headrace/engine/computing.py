@@ -28,7 +28,14 @@ from headrace.engine.late_windows import TIME
 from headrace.engine.marks import DECISION, Marks, judged_column, merged
 from headrace.engine.prepared import PartialTables, PreparedPlan
 from headrace.engine.source import OFFSET, PARTITION, WATERMARK, Range
-from headrace.engine.views import Halt, Isolation, LiveView, ViewGroup, moved
+from headrace.engine.views import (
+    Halt,
+    Isolation,
+    LiveView,
+    ViewGroup,
+    moved,
+    reached_offsets,
+)
 from headrace.engine.windows import Decision, Judged
 from headrace.log.contract import LogReader
 from headrace.model.definitions import LatePolicy, Stream
@@ -171,8 +178,7 @@ class Computer:
             return Verdict()
         key = (stream.name, ranges)
         if self._judged is None or self._judged[0] != key:
-            progress = self._store.streams().get(stream.name)
-            reached = progress.next_offsets if progress is not None else {}
+            reached = reached_offsets(self._store, stream)
             directory = self._settings.log_directory
             found = find_duplicates(directory, self._store, stream, ranges, reached)
             self._judged = (key, found)

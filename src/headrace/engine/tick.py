@@ -22,9 +22,16 @@ from typing import TYPE_CHECKING
 from headrace.engine.computing import MISSED, Computed, Computer
 from headrace.engine.late_windows import count_rows
 from headrace.engine.source import Range
-from headrace.engine.views import Isolation, LiveView, ViewGroup, choose_ranges, group_views
+from headrace.engine.views import (
+    Isolation,
+    LiveView,
+    ViewGroup,
+    choose_ranges,
+    group_views,
+    reached_offsets,
+)
 from headrace.engine.watermarks import Watermark, read_watermark
-from headrace.engine.writes import Writes, reached_offsets
+from headrace.engine.writes import Writes
 from headrace.log.contract import LogReader
 from headrace.model.errors import MergeError
 from headrace.model.settings import Settings

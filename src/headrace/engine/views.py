@@ -8,9 +8,18 @@ from dataclasses import dataclass, field
 from headrace.engine.source import Range
 from headrace.model.definitions import Stream
 from headrace.model.plan import BoundView
-from headrace.store.contract import Counts, ViewStatus
+from headrace.store.contract import Counts, Store, ViewStatus
 
-__all__ = ["Halt", "Isolation", "LiveView", "ViewGroup", "choose_ranges", "group_views", "moved"]
+__all__ = [
+    "Halt",
+    "Isolation",
+    "LiveView",
+    "ViewGroup",
+    "choose_ranges",
+    "group_views",
+    "moved",
+    "reached_offsets",
+]
 
 Offsets = tuple[int, ...]
 
@@ -118,6 +127,12 @@ def moved(offsets: Offsets, ranges: Sequence[Range]) -> Offsets:
     for r in ranges:
         reached[r.partition] = r.end
     return tuple(reached)
+
+
+def reached_offsets(store: Store, stream: Stream) -> Mapping[int, int]:
+    """How far the furthest of the stream's views ever came."""
+    progress = store.streams().get(stream.name)
+    return progress.next_offsets if progress is not None else {}
 
 
 def _least(first: Offsets, second: Offsets) -> Offsets:

@@ -11,7 +11,7 @@ from headrace.engine.counting import view_counts
 from headrace.engine.late_events import decided_to_drop, dropped_windows
 from headrace.engine.late_windows import applied_rows
 from headrace.engine.source import Range
-from headrace.engine.views import LiveView
+from headrace.engine.views import LiveView, reached_offsets
 from headrace.log.contract import LogReader
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.store.contract import (
@@ -22,15 +22,9 @@ from headrace.store.contract import (
     ViewWrite,
 )
 
-__all__ = ["Writes", "reached_offsets"]
+__all__ = ["Writes"]
 
 OLDEST_TICKS = 1_000  # so often the store is told from where on events can be read
-
-
-def reached_offsets(store: Store, stream: Stream) -> Mapping[int, int]:
-    """How far the furthest of the stream's views ever came."""
-    progress = store.streams().get(stream.name)
-    return progress.next_offsets if progress is not None else {}
 
 
 class Writes:

@@ -31,7 +31,7 @@ from headrace.engine.views import (
     reached_offsets,
 )
 from headrace.engine.watermarks import Watermark, read_watermark
-from headrace.engine.writes import Writes
+from headrace.engine.writes import Writes, distinct_tables
 from headrace.log.contract import LogReader
 from headrace.model.errors import MergeError
 from headrace.model.settings import Settings
@@ -152,11 +152,7 @@ class Ticker:
         write = ViewWrite(
             view=view.name,
             partials=partials,
-            distincts={
-                d.name: tables[(view.name, d.name)]
-                for d in view.running_plan.distincts
-                if (view.name, d.name) in tables
-            },
+            distincts=distinct_tables(view, tables),
             next_offsets=dict(enumerate(view.next_offsets)),
             counts=counts,
             watermark_microseconds=view.watermark_microseconds,

@@ -6,10 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pyarrow as pa
+
 from headrace.engine.computing import Computed, Computer
 from headrace.engine.counting import view_counts
 from headrace.engine.late_events import decided_to_drop, dropped_windows
 from headrace.engine.late_windows import applied_rows
+from headrace.engine.prepared import PartialTables
 from headrace.engine.source import Range
 from headrace.engine.views import LiveView, reached_offsets
 from headrace.log.contract import LogReader
@@ -22,9 +25,18 @@ from headrace.store.contract import (
     ViewWrite,
 )
 
-__all__ = ["Writes"]
+__all__ = ["Writes", "distinct_tables"]
 
 OLDEST_TICKS = 1_000  # so often the store is told from where on events can be read
+
+
+def distinct_tables(view: LiveView, tables: PartialTables) -> dict[str, pa.Table]:
+    """The view's distinct values by the name of the distinct; those without any are left out."""
+    return {
+        d.name: tables[(view.name, d.name)]
+        for d in view.running_plan.distincts
+        if (view.name, d.name) in tables
+    }
 
 
 class Writes:
@@ -85,11 +97,7 @@ class Writes:
         return ViewWrite(
             view=view.name,
             partials=partials if partials is not None and partials.num_rows else None,
-            distincts={
-                d.name: done.tables[(view.name, d.name)]
-                for d in view.running_plan.distincts
-                if (view.name, d.name) in done.tables
-            },
+            distincts=distinct_tables(view, done.tables),
             next_offsets=dict(enumerate(done.next_offsets)),
             counts=view_counts(view, done, len(dead)),
             watermark_microseconds=watermark,

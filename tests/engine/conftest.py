@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,8 @@ from headrace.model.definitions import Project
 from headrace.model.settings import EngineSettings, GatewaySettings, LogSettings, Settings
 from headrace.store.contract import Store, ViewChange
 from headrace.store.duck import open_store
+
+sys.path.insert(0, str(Path(__file__).parent))  # modules that several tests here share
 
 SHOP = """
 CREATE STREAM transactions (

@@ -1,20 +1,17 @@
-"""Late events under every policy, against a model of a few lines: rows, revisions, counts and what
-is set aside are the same for any tick boundaries, also after a crash and a rebuild."""
+"""Late events: what is set aside can be applied later, a stream that halts waits for a decision,
+and heartbeats alone make windows final. For all policies and windows at once: test_truth.py."""
 
 from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from event_model import Event, Policy, regular, windowed
 
 from headrace.log.contract import Advance, Group
-from headrace.model.settings import EngineSettings
 
 EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 MICROSECONDS = int(EPOCH.timestamp()) * 1_000_000
@@ -43,49 +40,6 @@ CREATE MATERIALIZED VIEW total AS SELECT count(*) AS n FROM readings;
 """
 
 
-@dataclass
-class Model:
-    """What the definitions say, event by event in log order."""
-
-    size: int
-    slide: int
-    policy: str
-    horizon: int | None = None
-    rows: dict[tuple[Any, ...], list[str]] = field(default_factory=dict)
-    revisions: Counter[tuple[Any, ...]] = field(default_factory=Counter)
-    aside: Counter[tuple[int, int, int]] = field(default_factory=Counter)
-    applied: int = 0
-    late: int = 0
-    set_aside: int = 0
-    high: dict[int, int] = field(default_factory=dict)
-
-    def take(self, partition: int, offset: int, second: int, key: tuple[Any, ...]) -> None:
-        watermark = self.high[partition] - DELAY if partition in self.high else None
-        self.high[partition] = max(second, self.high.get(partition, second))
-        first = second - second % self.slide
-        starts = [
-            s for s in range(first - self.size, first + 1, self.slide) if s + self.size > second
-        ]
-        is_applied = is_late = False
-        for start in sorted(starts):
-            end = start + self.size
-            late = watermark is not None and end <= watermark
-            beyond = late and (
-                self.policy in ("side", "drop")
-                or (self.horizon is not None and end <= watermark - self.horizon)
-            )
-            is_late = is_late or late
-            if beyond:
-                self.aside[(partition, offset, start)] += 1
-                continue
-            is_applied = True
-            self.rows.setdefault((start, *key), []).append(key[0] if key else "")
-            self.revisions[(start, *key)] += late
-        self.applied += is_applied
-        self.late += is_applied and is_late
-        self.set_aside += not is_applied
-
-
 def rows_of(rig: Any, view: str, *columns: str) -> dict[tuple[Any, ...], Any]:
     return {
         (int((row["s"] - EPOCH).total_seconds()), *(row[c] for c in columns)): row
@@ -99,90 +53,6 @@ def append(rig: Any, events: list[tuple[int, int, str]]) -> None:
         rig.append("readings", [{"sensor": sensor, "at": at}], partition)
 
 
-EVENTS = st.lists(
-    st.tuples(st.integers(0, 1), st.integers(0, 30), st.sampled_from(["a", "b", "broken"])),
-    min_size=1,
-    max_size=25,
-)
-
-
-@settings(
-    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
-    events=EVENTS,
-    policy=st.sampled_from(["revise", "side", "drop", "revise within interval 3 seconds"]),
-    data=st.data(),
-)
-def test_policies_equal_the_model(
-    make_rig: Callable[..., Any],
-    events: list[tuple[int, int, str]],
-    policy: str,
-    data: st.DataObject,
-) -> None:
-    rows_max = data.draw(st.integers(1, 9), label="rows per tick")
-    sql = STREAM.format(policy=policy) + VIEWS
-    rig = make_rig(sql, EngineSettings(tick_rows_max=rows_max, tick_growth_max=1, cores=1))
-    rig.start()
-    append(rig, events)
-    if data.draw(st.booleans(), label="crash"):
-        rig.engine.step()
-        rig.lose_store()
-        rig.start()
-    rig.settle()
-    check(rig, events, policy)
-    if data.draw(st.booleans(), label="rebuild"):
-        for view in ("tumbling", "hopping", "closed", "total"):
-            rig.control.rebuild(view)
-        rig.engine.rebuild_what_was_asked()
-        rig.settle()
-        check(rig, events, policy)
-    rig.stop()
-
-
-def check(rig: Any, events: list[tuple[int, int, str]], policy: str) -> None:
-    word, horizon = policy.split()[0], 3 if "within" in policy else None
-    models = {
-        "tumbling": Model(4, 4, word, horizon),
-        "hopping": Model(6, 2, word, horizon),
-        "closed": Model(4, 4, word, horizon),
-    }
-    offsets: Counter[int] = Counter()
-    filtered = 0
-    for partition, second, sensor in events:
-        offset = offsets[partition]
-        offsets[partition] += 1
-        for name, model in models.items():
-            if name == "tumbling" and sensor == "broken":
-                filtered += 1
-                model.high[partition] = max(second, model.high.get(partition, second))
-                continue
-            model.take(partition, offset, second, (sensor,) if name == "tumbling" else ())
-    watermark = min(models["closed"].high.values()) - DELAY
-    for name, model in models.items():
-        found = rows_of(rig, name, *(("sensor",) if name == "tumbling" else ()))
-        wanted = set(model.rows)
-        if name == "closed":
-            wanted = {key for key in wanted if key[0] + 4 <= watermark}
-        assert set(found) == wanted, name
-        for key, row in found.items():
-            assert row["n"] == len(model.rows[key])
-            assert row["revision"] == model.revisions[key]
-            assert row["final"] == (key[0] + model.size <= watermark)
-        totals = rig.engine._views[name].totals
-        read = len(events)
-        assert (totals.read, totals.applied, totals.late) == (read, model.applied, model.late)
-        aside = totals.dropped if word == "drop" else totals.sided
-        assert aside == model.set_aside
-        assert totals.filtered == (filtered if name == "tumbling" else 0)
-        assert totals.is_conserved
-        if word != "drop" and policy != "revise":
-            assert sided(rig, name) == model.aside
-    assert rig.rows("total") == [{"n": len(events)}]
-    progress = rig.store.streams()["readings"]
-    assert progress.totals.advanced == progress.totals.accepted == len(events)
-
-
 def sided(rig: Any, view: str) -> Counter[tuple[int, int, int]]:
     sql = (
         "SELECT _partition, _offset, epoch(window_start)::BIGINT AS s FROM readings_late"
@@ -191,6 +61,18 @@ def sided(rig: Any, view: str) -> Counter[tuple[int, int, int]]:
     rows = [row for batch in rig.store.query(sql).batches for row in batch.to_pylist()]
     start = int(EPOCH.timestamp())
     return Counter((row["_partition"], row["_offset"], row["s"] - start) for row in rows)
+
+
+def revised(events: list[tuple[int, int, str]]) -> dict[tuple[int], tuple[int, int]]:
+    """What `hopping` has of the events of one partition when every late one is applied."""
+    logged, highest = [], None
+    for offset, (partition, second, _) in enumerate(events):
+        watermark = None if highest is None else highest - DELAY
+        logged.append(Event((partition, offset), second, watermark, {}))
+        highest = max(second, highest or 0)
+    find = windowed(lambda event: None, regular(6, 2))
+    rows = find(logged, Policy("revise")).rows
+    return {(row.span[0],): (len(row.events), row.revision) for row in rows}
 
 
 def test_what_was_set_aside_can_be_applied_later(make_rig: Callable[..., Any]) -> None:
@@ -205,16 +87,8 @@ def test_what_was_set_aside_can_be_applied_later(make_rig: Callable[..., Any]) -
     rig.engine.decide_what_was_asked()
     assert not sided(rig, "tumbling")
     assert not sided(rig, "hopping")
-    model = Model(6, 2, "revise")
-    for offset, (partition, second, _) in enumerate(events):
-        model.take(partition, offset, second, ())
     found = rows_of(rig, "hopping")
-    assert {key: row["n"] for key, row in found.items()} == {
-        key: len(members) for key, members in model.rows.items()
-    }
-    assert {key: row["revision"] for key, row in found.items()} == {
-        key: model.revisions[key] for key in model.rows
-    }
+    assert {key: (row["n"], row["revision"]) for key, row in found.items()} == revised(events)
     assert found[(0,)]["sensors"] == 2
     row = rows_of(rig, "tumbling", "sensor")[(0, "a")]
     assert (row["n"], row["revision"]) == (2, 1)

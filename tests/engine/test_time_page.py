@@ -4,7 +4,6 @@ what is there."""
 
 from __future__ import annotations
 
-import asyncio
 import datetime as dt
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,11 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from gateway_feed import lines_request, microseconds
 
-from headrace.gateway.bodies import BodyKind
 from headrace.gateway.decoding import StreamDecoder
 from headrace.gateway.heartbeats import Heartbeats
-from headrace.gateway.requests import EventsRequest
 from headrace.log.contract import Group
 from headrace.model.settings import EngineSettings, GatewaySettings
 from headrace.store.contract import ViewChange
@@ -129,13 +127,7 @@ class Example:
         self._is_settled = False  # blocks that follow each other are one tick
 
     def _decoded(self, stream: str, body: bytes, received: dt.datetime) -> list[dict[str, Any]]:
-        loop = asyncio.new_event_loop()
-        future: Any = loop.create_future()
-        loop.close()
-        microseconds = int(received.timestamp()) * 1_000_000
-        request = EventsRequest(
-            stream, body, BodyKind.LINES, "identity", None, microseconds, future
-        )
+        request = lines_request(stream, body, microseconds(received))
         decoder = StreamDecoder(self.rig.project.stream(stream), GatewaySettings())
         rows = decoder.decode([(request, body)])
         assert [entry.rejected for entry in rows.entries] == [[]]
@@ -144,8 +136,7 @@ class Example:
 
     def _beat(self, block: Block) -> None:
         beats = Heartbeats(self.rig.project, None)  # type: ignore[arg-type]
-        received = int(LONG_AFTER.timestamp()) * 1_000_000
-        advances = beats.read(block.text.encode(), received, lambda stream: None)
+        advances = beats.read(block.text.encode(), microseconds(LONG_AFTER), lambda stream: None)
         self.rig.writer.append(Group(advances=tuple(advances)))
         self._is_settled = False
 

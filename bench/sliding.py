@@ -31,15 +31,15 @@ BATCH_EVENTS = 50_000
 START = 1_767_225_600_000_000
 OUT_OF_ORDER = 2_000_000  # microseconds; events later than the delay are LATE_SHARE of all
 LATE_SHARE = 0.001
-OVER = "OVER (PARTITION BY sensor ORDER BY at RANGE BETWEEN INTERVAL 10 SECONDS PRECEDING AND"
-VIEW = f"""SELECT sensor, at, value,
+OVER = "OVER (PARTITION BY sensor ORDER BY read_at RANGE BETWEEN INTERVAL 10 SECONDS PRECEDING AND"
+VIEW = f"""SELECT sensor, read_at, value,
   sum(value) {OVER} CURRENT ROW) AS total,
   count(value) {OVER} CURRENT ROW) AS n,
   max(value) {OVER} CURRENT ROW) AS most
 FROM readings"""
 PROJECT = f"""
-CREATE STREAM readings (sensor STRING NOT NULL, at TIMESTAMP NOT NULL, value INT)
-WATERMARK at DELAY OF INTERVAL 5 SECONDS LATE REVISE
+CREATE STREAM readings (sensor STRING NOT NULL, read_at TIMESTAMP NOT NULL, value INT)
+WATERMARK read_at DELAY OF INTERVAL 5 SECONDS LATE REVISE
 PARTITION BY (sensor) INTO 2 PARTITIONS;
 CREATE MATERIALIZED VIEW moving AS {VIEW};
 """
@@ -92,7 +92,7 @@ def _batch(
     values = pa.array(random.integers(-1_000, 1_000, rows), pa.int32())
     columns = {
         "sensor": pa.array(np.char.add("sensor-", sensors.astype(str))),
-        "at": pa.array(times).cast(pa.timestamp("us", "UTC")),
+        "read_at": pa.array(times).cast(pa.timestamp("us", "UTC")),
         "value": values,
         "_received_at": pa.repeat(pa.scalar(time.time_ns() // 1_000, pa.int64()), rows),
     }
@@ -105,7 +105,7 @@ def _check(project: Path, events: pa.Table) -> None:
     with duckdb.connect(str(load_settings(project).store_file), read_only=True) as connection:
         connection.execute("SET TimeZone = 'UTC'")
         connection.register("readings", events)
-        names = "sensor, at, value, total, n, most"
+        names = "sensor, read_at, value, total, n, most"
         found, wanted = f"SELECT {names} FROM moving", f"SELECT {names} FROM ({VIEW})"
         for first, second in ((found, wanted), (wanted, found)):
             rows = connection.execute(f"{first} EXCEPT ALL {second} LIMIT 3").fetchall()

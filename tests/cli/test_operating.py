@@ -169,7 +169,7 @@ def test_a_halted_event_is_decided(
     path = "/v1/streams/payments/resume"
     events = [{"partition": 2, "offset": 17}]
     answer = {"stream": "payments", "decision": decision, "events": events}
-    played.answers[path] = (202, answer)
+    played.answers[path] = (200, answer)
     shown = headrace("resume", "payments", f"--{decision}", "--url", played.url)
     assert (shown.code, shown.out) == (0, f"event 17 of partition 2 of payments will be {said}\n")
     assert played.asked == [("POST", path, {"decision": decision})]

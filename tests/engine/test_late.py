@@ -141,8 +141,11 @@ def test_a_stream_that_halts_waits_for_a_decision(
     rig.stop()
     rig.start()  # nobody decided, so it halts at the same place again
     rig.settle()
-    assert rig.control.resume("readings", decision) == [(0, 2)]
+    places, recorded = rig.control.resume("readings", decision)
+    assert places == [(0, 2)]
+    assert not recorded.done()
     rig.engine.decide_what_was_asked()
+    assert recorded.done()
     rig.settle()
     found = rows_of(rig, "tumbling", "sensor")
     totals = rig.engine._views["tumbling"].totals

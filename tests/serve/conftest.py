@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
+from threading import Timer
 from typing import Any
 
 import httpx
@@ -100,14 +102,16 @@ class PlayedEngine:
             raise QueryError(f"there is no view {view!r}")
         self.rebuilds.append(view)
 
-    def resume(self, stream: str, decision: str) -> Sequence[tuple[int, int]]:
+    def resume(self, stream: str, decision: str) -> tuple[Sequence[tuple[int, int]], Future[None]]:
         if stream != "payments":
             raise QueryError(f"there is no stream {stream!r} with views", status=404)
         if not self.halted:
             raise QueryError(f"no view of stream {stream} is halted", status=409)
         self.decisions.append((stream, decision))
         places, self.halted = list(self.halted), []
-        return places
+        recorded: Future[None] = Future()
+        Timer(0.05, recorded.set_result, [None]).start()
+        return places, recorded
 
     def apply_late(self, stream: str, view: str | None) -> None:
         if stream != "payments":

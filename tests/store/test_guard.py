@@ -6,7 +6,7 @@ import time
 from decimal import Decimal
 
 import pytest
-from store_cases import rows_of
+from store_cases import Opener, rows_of, sales
 
 from headrace.model.errors import QueryError
 from headrace.store.contract import Store
@@ -154,3 +154,18 @@ def test_no_suggestion_of_the_database_gets_out(sold: Store, sql: str) -> None:
     with pytest.raises(QueryError) as caught:
         rows_of(sold, sql)
     assert "Did you mean" not in caught.value.message
+
+
+def test_a_column_called_like_a_word_of_the_dialect_is_to_be_quoted(open_backend: Opener) -> None:
+    finals = (("at", "STRING", '"user"'), ("payments", "BIGINT", '"n"'))
+    store = open_backend()
+    store.open_view(sales(finals=finals))
+    for sql in ("SELECT at, payments FROM sales", "SELECT payments FROM sales WHERE At > ''"):
+        with pytest.raises(QueryError) as caught:
+            rows_of(store, sql)
+        hint = 'at is also a word of DuckDB\'s dialect: write the column as "at"'
+        assert caught.value.hint == hint
+    assert rows_of(store, 'SELECT "at", payments FROM sales') == []
+    with pytest.raises(QueryError) as caught:
+        rows_of(store, 'SELECT "at" payments, FROM FROM sales')
+    assert caught.value.hint == "write one SELECT in DuckDB's dialect"

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,9 +25,10 @@ from headrace.engine.duplicates import Verdict, find_duplicates
 from headrace.engine.failures import data_failure
 from headrace.engine.judging import Judge
 from headrace.engine.late_events import LateFinder
-from headrace.engine.late_windows import TIME
+from headrace.engine.late_windows import count_rows
 from headrace.engine.marks import DECISION, Marks, judged_column, merged
 from headrace.engine.prepared import PartialTables, PreparedPlan
+from headrace.engine.questions import TIME, Questions
 from headrace.engine.source import OFFSET, PARTITION, WATERMARK, Range
 from headrace.engine.views import (
     Halt,
@@ -46,12 +48,11 @@ from headrace.store.contract import Store
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["MISSED", "Computed", "Computer"]
+__all__ = ["Computed", "Computer"]
 
 log = logging.getLogger("headrace.engine")
 
 PLANS_MAX = 64
-MISSED = "_missed"  # in the place of a distinct's name: partials of events set aside, as they were
 _MARKS_NAME = "marks.arrow"
 
 
@@ -76,7 +77,7 @@ class Computed:
     def rows(self) -> int:
         return sum(r.rows for r in self.ranges)
 
-    @property
+    @cached_property
     def duplicates(self) -> int:
         return sum(self.marks.excluded_in(r.partition, r.start, r.end) for r in self.ranges)
 
@@ -97,8 +98,10 @@ class Computer:
         self._lanes = settings.engine.cores_used
         self._pool = ThreadPoolExecutor(max(2, 2 * self._lanes), "headrace-lane")
         self._plans: dict[tuple[str, ...], PreparedPlan] = {}
-        self._finder = LateFinder(spark, settings.log_directory, reader)
-        self._judge = Judge(spark, settings.log_directory, store)
+        questions = Questions(spark, settings.log_directory)
+        self._finder = LateFinder(questions, reader)
+        self._judge = Judge(questions, store)
+        self._filed: tuple[Marks, str] | None = None
         self._judged: tuple[tuple[str, tuple[Range, ...]], Verdict] | None = None
 
     def close(self) -> None:
@@ -229,16 +232,19 @@ class Computer:
         return plan.run(ranges, is_large, self._file(marks))
 
     def _file(self, marks: Marks) -> str:
-        """Where the tasks find the marks. Two runs never share a name, nor do two engines that one
-        Spark serves in turn: workers remember files."""
+        """Where the tasks find the marks. Two marks never share a name, nor do two engines that
+        one Spark serves in turn: workers remember files."""
         if marks.is_empty:
             return ""
+        if self._filed is not None and self._filed[0] is marks:
+            return self._filed[1]
         directory = self._settings.run_directory
         directory.mkdir(parents=True, exist_ok=True)
         for old in directory.glob(f"*.{_MARKS_NAME}"):
             old.unlink()
         file = directory / f"{uuid.uuid4().hex}.{_MARKS_NAME}"
         marks.write(file)
+        self._filed = (marks, str(file))
         return str(file)
 
     def _cut(
@@ -260,9 +266,11 @@ class Computer:
         ]
         return tuple(r for r in cut if r.rows), halts[min(halts)]
 
-    def missed(self, view: LiveView, places: Sequence[tuple[int, int]]) -> PartialTables:
+    def missed(
+        self, view: LiveView, places: Sequence[tuple[int, int]]
+    ) -> tuple[PartialTables, int]:
         """The partials of events that were set aside, turned to just the windows they missed; and
-        as they were, under MISSED."""
+        how many of the events had been applied to no window."""
         ranges = tuple(Range(partition, offset, offset + 1) for partition, offset in places)
         late: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for partition in {partition for partition, _ in places}:
@@ -278,8 +286,8 @@ class Computer:
                 turned = pc.negate(table.column(BEYOND))
                 place = table.column_names.index(BEYOND)
                 found[key] = table.set_column(place, BEYOND, turned)
-        found[(view.name, MISSED)] = tables[(view.name, None)]
-        return found
+        waited = count_rows(view.running_plan.plan, tables[(view.name, None)])[2]
+        return found, waited
 
     def sided(self, done: Computed, view: LiveView) -> pa.Table | None:
         late = done.late.get(view.name)

@@ -37,7 +37,7 @@ class EngineControl:
         self._reports: dict[str, ViewReport] = {}
         self._halts: set[tuple[str, int, int]] = set()  # stream, partition, offset
         self._rebuilds: set[str] = set()
-        self._decided: list[StoredDecision] = []
+        self._decided: list[tuple[list[StoredDecision], Future[None]]] = []
         self._late_applied: list[tuple[str, str]] = []
         self.violations = 0  # sums that did not come out even
         self._repairs: list[tuple[Repair, Future[Repaired]]] = []
@@ -90,7 +90,8 @@ class EngineControl:
         self.wake.clear()
         return taken
 
-    def take_decisions(self) -> list[StoredDecision]:
+    def take_decisions(self) -> list[tuple[list[StoredDecision], Future[None]]]:
+        """What was decided, and whom to tell when it is recorded."""
         with self._lock:
             taken, self._decided = self._decided, []
         return taken
@@ -143,7 +144,7 @@ class EngineControl:
             self._rebuilds.add(view)
         self.wake.set()
 
-    def resume(self, stream: str, decision: str) -> Sequence[tuple[int, int]]:
+    def resume(self, stream: str, decision: str) -> tuple[Sequence[tuple[int, int]], Future[None]]:
         with self._lock:
             views = [name for name, r in self._reports.items() if r.stream == stream]
             if not views:
@@ -155,10 +156,12 @@ class EngineControl:
                     hint="headrace status shows the views' states",
                     status=409,
                 )
-            self._decided += [StoredDecision(stream, p, o, decision) for p, o in places]
+            recorded: Future[None] = Future()
+            decisions = [StoredDecision(stream, p, o, decision) for p, o in places]
+            self._decided.append((decisions, recorded))
             self._halts = {halt for halt in self._halts if halt[0] != stream}
         self.wake.set()
-        return places
+        return places, recorded
 
     def apply_late(self, stream: str, view: str | None) -> None:
         with self._lock:

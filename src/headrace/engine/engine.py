@@ -227,17 +227,26 @@ class Engine:
     def decide_what_was_asked(self) -> None:
         """Record what was decided about late events and let the views that halted before them go
         on; apply the events set aside that someone wants applied."""
-        for decision in self._control.take_decisions():
-            self._store.decide(decision)
-            for view in self._views.values():
-                halt = view.halt
-                if halt is not None and decision == StoredDecision(
-                    view.stream.name, halt.partition, halt.offset, decision.decision
-                ):
-                    view.halt = None
-            log.info("late event decided: %s", decision)
+        for decisions, recorded in self._control.take_decisions():
+            try:
+                for decision in decisions:
+                    self._decide(decision)
+            except HeadraceError as error:
+                recorded.set_exception(error)
+                continue
+            recorded.set_result(None)
         for stream, name in self._control.take_late_applied():
             self._apply_late(stream, self._views[name])
+
+    def _decide(self, decision: StoredDecision) -> None:
+        self._store.decide(decision)
+        for view in self._views.values():
+            halt = view.halt
+            if halt is not None and decision == StoredDecision(
+                view.stream.name, halt.partition, halt.offset, decision.decision
+            ):
+                view.halt = None
+        log.info("late event decided: %s", decision)
 
     def _apply_late(self, stream: str, view: LiveView) -> None:
         while view.is_running:

@@ -13,38 +13,24 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.engine.group_judging import judge_groups
-from headrace.engine.groupings import groupings_of, needed_columns
+from headrace.engine.groupings import groupings_of
 from headrace.engine.marks import DECISION, Marks, judged_column
-from headrace.engine.source import (
-    EVENT_TIME,
-    OFFSET,
-    PARTITION,
-    RANGES_PROPERTY,
-    WATERMARK,
-    Range,
-    Source,
-    encode_ranges,
-)
+from headrace.engine.questions import TIME, Questions
+from headrace.engine.source import OFFSET, PARTITION, WATERMARK, Range
 from headrace.engine.windows import Decision, Judged
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import BEYOND, LATE, BoundView, EventGroup, SessionWindow
 from headrace.store.contract import Store
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 __all__ = ["Judge", "KeySessions"]
 
-FRAMES_MAX = 64
-_TIME = "_time"
 # Types whose values are equal just where Arrow finds them so.
 _SEARCHABLE = frozenset(
     ["BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "STRING", "DATE", "TIMESTAMP"]
@@ -94,11 +80,9 @@ class KeySessions:
 class Judge:
     """Judges the events of a tick for one view after the other; used by the tick's thread."""
 
-    def __init__(self, spark: SparkSession, log_directory: Path, store: Store) -> None:
-        self._spark = spark
-        self._log_directory = log_directory
+    def __init__(self, questions: Questions, store: Store) -> None:
+        self._questions = questions
         self._store = store
-        self._frames: dict[tuple[str, str], DataFrame] = {}
 
     def judge(
         self,
@@ -139,7 +123,7 @@ class Judge:
         keys = partials.filter(partials.column(LATE).is_null())
         keys = keys.select([column.name for column in view.keys])
         events = self._events(view, stream, ranges, keys, marks_file)
-        times = events.column(_TIME)
+        times = events.column(TIME)
         known = self._sessions(view, keys, pc.min(times).as_py() or 0, gap)
         places: dict[int, list[tuple[int, Judged]]] = {}
         candidates = set(_keys(keys, view)) if view.keys else {()}
@@ -150,7 +134,7 @@ class Judge:
             judged = _judged(event, sessions, stream)
             if judged is not None:
                 places.setdefault(event.partition, []).append((event.offset, judged))
-            if _is_applied(event, judged or Judged.IN_TIME, stream):
+            if _is_applied(event, judged or Judged.INTIME, stream):
                 sessions.apply(event.time)
         return Marks({}, {judged_column(view.name): _columns(places)})
 
@@ -175,10 +159,9 @@ class Judge:
     ) -> pa.Table:
         """Of all events of these keys that the view takes, and perhaps of some more: keys, place,
         time, watermark and decision."""
-        frame = self._frame(view, stream)
-        encoded = encode_ranges([ranges], marks_file)
-        self._spark.sparkContext.setLocalProperty(RANGES_PROPERTY, encoded)
-        events = frame.toArrow()
+        main = groupings_of(view.plan, stream)[0]
+        own = [(key.name, key.sql) for key in view.plan.keys]
+        events = self._questions.ask(stream, main, "true", own, ranges, marks_file)
         for column in view.keys:
             if column.type.name in _SEARCHABLE:
                 wanted = keys.column(column.name).combine_chunks()
@@ -186,33 +169,10 @@ class Judge:
                 events = events.filter(found)
         return events
 
-    def _frame(self, view: BoundView, stream: Stream) -> DataFrame:
-        """Made once for a view: it has no exchange, so it gives each tick's own events."""
-        name = (view.name, view.plan.fingerprint)
-        frame = self._frames.get(name)
-        if frame is None:
-            if len(self._frames) >= FRAMES_MAX:
-                self._frames.pop(next(iter(self._frames)))
-            frame = self._frames[name] = self._make_frame(view, stream)
-        return frame
-
-    def _make_frame(self, view: BoundView, stream: Stream) -> DataFrame:
-        main = groupings_of(view.plan, stream)[0]
-        position = (PARTITION, OFFSET, EVENT_TIME, WATERMARK, DECISION)
-        names = tuple(dict.fromkeys((*needed_columns(stream, [main]), *position)))
-        source = Source(self._log_directory, stream, names)
-        leaf = self._spark.range(0, 1, 1, 1).mapInArrow(source.reader_function(), source.ddl())
-        return leaf.where(main.where or "true").selectExpr(
-            *(f"{key.sql} AS `{key.name}`" for key in view.plan.keys),
-            *(f"`{name}`" for name in (PARTITION, OFFSET, WATERMARK, DECISION)),
-            f"unix_micros(`{EVENT_TIME}`) AS `{_TIME}`",
-        )
-
 
 def _in_log_order(events: pa.Table, view: BoundView) -> Iterator[_Event]:
     """Events of one key are all in one partition, whose offsets are their order."""
-    events = events.sort_by([(PARTITION, "ascending"), (OFFSET, "ascending")])
-    place = [events.column(name).to_pylist() for name in (PARTITION, OFFSET, _TIME, WATERMARK)]
+    place = [events.column(name).to_pylist() for name in (PARTITION, OFFSET, TIME, WATERMARK)]
     decisions = events.column(DECISION).to_pylist()
     return map(_Event, _keys(events, view), *place, decisions)
 
@@ -223,7 +183,7 @@ def _judged(event: _Event, sessions: KeySessions, stream: Stream) -> Judged | No
         return None
     end = sessions.joined(event.time)[1] + sessions.gap
     if end > event.watermark:
-        return Judged.IN_TIME
+        return Judged.INTIME
     horizon = stream.late_horizon_microseconds
     is_beyond = horizon is not None and end <= event.watermark - horizon
     return Judged.BEYOND if is_beyond else Judged.LATE
@@ -231,7 +191,7 @@ def _judged(event: _Event, sessions: KeySessions, stream: Stream) -> Judged | No
 
 def _is_applied(event: _Event, judged: Judged, stream: Stream) -> bool:
     """What is set aside does not reach out for those after it."""
-    if judged is Judged.IN_TIME:
+    if judged is Judged.INTIME:
         return True
     if stream.late_policy is LatePolicy.REVISE:
         return judged is Judged.LATE

@@ -1,37 +1,24 @@
 """The late events of a tick, one by one. Partials only say how many there are; who they are is
-asked of Spark again, which is rare enough to be planned each time."""
+asked of Spark again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.engine.groupings import groupings_of, needed_columns, with_beyond
-from headrace.engine.late_windows import TIME, missed_windows
+from headrace.engine.groupings import groupings_of, with_beyond
+from headrace.engine.late_windows import missed_windows
 from headrace.engine.marks import DECISION
-from headrace.engine.source import (
-    EVENT_TIME,
-    OFFSET,
-    PARTITION,
-    RANGES_PROPERTY,
-    WATERMARK,
-    Range,
-    Source,
-    encode_ranges,
-)
+from headrace.engine.questions import Questions
+from headrace.engine.source import OFFSET, PARTITION, WATERMARK, Range
 from headrace.engine.windows import Decision
 from headrace.log.contract import LogReader
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import BEYOND, LATE, PANE, PANE_END, ROWS, ViewPlan
 from headrace.store.late_counts import late_column
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = ["LateFinder", "decided_to_drop", "dropped_windows"]
 
@@ -41,9 +28,8 @@ _OWN = (PANE, PANE_END, LATE, BEYOND)
 class LateFinder:
     """Looks for late events of a range; used by the tick's thread alone."""
 
-    def __init__(self, spark: SparkSession, log_directory: Path, reader: LogReader) -> None:
-        self._spark = spark
-        self._log_directory = log_directory
+    def __init__(self, questions: Questions, reader: LogReader) -> None:
+        self._questions = questions
         self._reader = reader
 
     def find(
@@ -54,22 +40,9 @@ class LateFinder:
         main = groupings_of(plan, stream)[0]
         own = [(name, sql) for name, sql in main.keys if name in _OWN]
         beyond = dict(own).get(BEYOND, dict(own)[LATE])
-        position = (PARTITION, OFFSET, EVENT_TIME, WATERMARK, DECISION)
-        names = dict.fromkeys((*needed_columns(stream, [main]), *position))
-        source = Source(self._log_directory, stream, tuple(names))
-        leaf = self._spark.range(0, 1, 1, 1).mapInArrow(source.reader_function(), source.ddl())
-        found = leaf.where(f"({main.where or 'true'}) AND coalesce({beyond}, 1) <> 0").selectExpr(
-            f"`{PARTITION}`",
-            f"`{OFFSET}`",
-            f"unix_micros(`{EVENT_TIME}`) AS {TIME}",
-            f"`{WATERMARK}`",
-            f"`{DECISION}`",
-            *(f"{sql} AS {name}" for name, sql in own),
-        )
-        encoded = encode_ranges([ranges], marks_file)
-        self._spark.sparkContext.setLocalProperty(RANGES_PROPERTY, encoded)
-        table = with_beyond(found.toArrow(), stream)
-        return table.sort_by([(PARTITION, "ascending"), (OFFSET, "ascending")])
+        is_aside = f"coalesce({beyond}, 1) <> 0"
+        found = self._questions.ask(stream, main, is_aside, own, ranges, marks_file)
+        return with_beyond(found, stream)
 
     def sided(self, plan: ViewPlan, stream: Stream, late: pa.Table) -> pa.Table | None:
         """What is kept of the late events that are set aside: the event, and each window it

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.engine.questions import TIME
 from headrace.model.plan import (
     BEYOND,
     FIRST,
@@ -24,9 +25,7 @@ from headrace.model.plan import (
     Window,
 )
 
-__all__ = ["TIME", "applied_rows", "count_rows", "missed_windows"]
-
-TIME = "_time"  # BIGINT: the event time of a late event in microseconds
+__all__ = ["applied_rows", "count_rows", "missed_windows"]
 
 Numbers = npt.NDArray[np.int64]
 

@@ -19,8 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from headrace.engine.computing import MISSED, Computed, Computer
-from headrace.engine.late_windows import count_rows
+from headrace.engine.computing import Computed, Computer
 from headrace.engine.source import Range
 from headrace.engine.views import (
     Isolation,
@@ -144,14 +143,11 @@ class Ticker:
         the windows they missed. Places are (partition, offset), ascending."""
         started = time.time_ns() // 1_000
         begun = time.perf_counter()
-        tables = self._computer.missed(view, places)
-        partials = tables[(view.name, None)]
-        plan = view.running_plan.plan
-        waited = count_rows(plan, tables[(view.name, MISSED)])[2]  # the others were applied before
+        tables, waited = self._computer.missed(view, places)
         counts = Counts(applied=waited, late=waited, sided=-waited)
         write = ViewWrite(
             view=view.name,
-            partials=partials,
+            partials=tables[(view.name, None)],
             distincts=distinct_tables(view, tables),
             next_offsets=dict(enumerate(view.next_offsets)),
             counts=counts,

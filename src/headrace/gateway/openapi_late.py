@@ -42,7 +42,7 @@ def late_paths() -> Json:
                 "resumeStream",
                 "Decide the late event that the stream's views halted before, and go on.",
                 {
-                    "202": answer("Decided.", reference("Resumed")),
+                    "200": answer("Decided, and durable so.", reference("Resumed")),
                     **refusals,
                     **problems(409),
                 },

@@ -81,9 +81,10 @@ class Control(Protocol):
         """Ask for the view to be emptied and filled again from the log; returns before it is done.
         Raises QueryError for a view that is not defined."""
 
-    def resume(self, stream: str, decision: str) -> Sequence[tuple[int, int]]:
+    def resume(self, stream: str, decision: str) -> tuple[Sequence[tuple[int, int]], Future[None]]:
         """Decide (apply, side or drop) the late event that the stream's views halted before, and
-        let them go on; returns before they have. Gives the (partition, offset) decided. Raises
+        let them go on. Gives the (partition, offset) decided, and what is done once that is
+        durable; the views have not gone on by then. Raises
         QueryError (409) when no view of the stream is halted, 404 for an unknown stream."""
 
     def apply_late(self, stream: str, view: str | None) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -55,14 +57,17 @@ async def apply_late(services: Services, request: Request, name: str) -> Respons
 async def resume(services: Services, request: Request, name: str) -> Response:
     asked: _ResumeAsked = decoded(await request.body(), _ResumeAsked)
 
-    def ask() -> bytes:
+    def ask() -> tuple[bytes, Future[None]]:
         stream = _stream_name(services, name)
         with _refused("unknown-stream"):
-            places = services.control.resume(stream, asked.decision)
+            places, recorded = services.control.resume(stream, asked.decision)
         events = [{"partition": partition, "offset": offset} for partition, offset in places]
-        return msgspec.json.encode({"stream": stream, "decision": asked.decision, "events": events})
+        said = {"stream": stream, "decision": asked.decision, "events": events}
+        return msgspec.json.encode(said), recorded
 
-    return json_response(await services.reads.run(ask), status=202)
+    said, recorded = await services.reads.run(ask)
+    await asyncio.wrap_future(recorded)
+    return json_response(said)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ transaction, external access switched off and a locked configuration.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -39,7 +40,7 @@ def check_query(cursor: duckdb.DuckDBPyConnection, sql: str, views: Mapping[str,
     try:
         statements = cursor.extract_statements(sql)
     except (duckdb.Error, UnicodeError) as error:
-        raise QueryError(str(error), hint="write one SELECT in DuckDB's dialect") from error
+        raise QueryError(str(error), hint=_hint(cursor, sql, views)) from error
     if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
         raise QueryError("not a single SELECT", hint="only one SELECT statement is accepted")
     found = cursor.execute("SELECT json_serialize_sql(?::VARCHAR)", [sql]).fetchall()
@@ -55,6 +56,22 @@ def check_query(cursor: duckdb.DuckDBPyConnection, sql: str, views: Mapping[str,
         Sizes(lambda path: _check_view(path, views)).check(tree["statements"][0]["node"])
     except RecursionError:
         raise QueryError("the query is nested too deeply", hint="simplify it", status=413) from None
+
+
+def _hint(cursor: duckdb.DuckDBPyConnection, sql: str, views: Mapping[str, str]) -> str:
+    """Columns may be called what the dialect keeps for itself (`at`, `end`); it then says no more
+    than that the syntax is wrong."""
+    words = cursor.execute(
+        "SELECT DISTINCT column_name FROM duckdb_columns() JOIN duckdb_keywords()"
+        " ON lower(column_name) = keyword_name"
+        " WHERE keyword_category IN ('reserved', 'type_function') AND list_contains(?, table_name)"
+        " ORDER BY ALL",
+        [list(views)],
+    ).fetchall()
+    for (word,) in words:
+        if re.search(rf'(?<![\w".]){re.escape(word)}(?![\w"])', sql, re.IGNORECASE):
+            return f'{word} is also a word of DuckDB\'s dialect: write the column as "{word}"'
+    return "write one SELECT in DuckDB's dialect"
 
 
 def _nodes(tree: Any) -> Iterator[dict[str, Any]]:

@@ -159,7 +159,7 @@ def test_no_suggestion_of_the_database_gets_out(sold: Store, sql: str) -> None:
 def test_a_column_called_like_a_word_of_the_dialect_is_to_be_quoted(open_backend: Opener) -> None:
     finals = (("at", "STRING", '"user"'), ("payments", "BIGINT", '"n"'))
     store = open_backend()
-    store.open_view(sales(finals=finals))
+    store.create_view(sales(finals=finals), {})
     for sql in ("SELECT at, payments FROM sales", "SELECT payments FROM sales WHERE At > ''"):
         with pytest.raises(QueryError) as caught:
             rows_of(store, sql)

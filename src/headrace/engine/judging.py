@@ -134,7 +134,7 @@ class Judge:
             judged = _judged(event, sessions, stream)
             if judged is not None:
                 places.setdefault(event.partition, []).append((event.offset, judged))
-            if _is_applied(event, judged or Judged.INTIME, stream):
+            if _is_applied(event, judged or Judged.IN_TIME, stream):
                 sessions.apply(event.time)
         return Marks({}, {judged_column(view.name): _columns(places)})
 
@@ -183,7 +183,7 @@ def _judged(event: _Event, sessions: KeySessions, stream: Stream) -> Judged | No
         return None
     end = sessions.joined(event.time)[1] + sessions.gap
     if end > event.watermark:
-        return Judged.INTIME
+        return Judged.IN_TIME
     horizon = stream.late_horizon_microseconds
     is_beyond = horizon is not None and end <= event.watermark - horizon
     return Judged.BEYOND if is_beyond else Judged.LATE
@@ -191,7 +191,7 @@ def _judged(event: _Event, sessions: KeySessions, stream: Stream) -> Judged | No
 
 def _is_applied(event: _Event, judged: Judged, stream: Stream) -> bool:
     """What is set aside does not reach out for those after it."""
-    if judged is Judged.INTIME:
+    if judged is Judged.IN_TIME:
         return True
     if stream.late_policy is LatePolicy.REVISE:
         return judged is Judged.LATE

@@ -207,7 +207,7 @@ def test_status_says_why_views_are_halted_and_what_holds_them_back(
         "pending_events": 4,
         "watermark": None,
         "freshness": "final up to 12:00:00",
-        "held_back_by": "partition 3",
+        "held_back_by": "payments/3, held back by till-7, complete up to 12:00:00",
         "counts": {"applied": 1, "late": 0, "dead": 0},
     }
     status = {
@@ -218,6 +218,6 @@ def test_status_says_why_views_are_halted_and_what_holds_them_back(
     played.answers["/v1/status"] = (200, status)
     shown = headrace("status", "--url", played.url)
     assert shown.code == exits.CHECK_FAILED
-    assert "partition 3" in shown.out
+    assert "till-7" in shown.out
     assert f"payments is halted (income, hourly): {reason}\n" in shown.out
     assert "headrace resume payments --apply, --side or --drop" in shown.out

@@ -175,7 +175,8 @@ def test_a_heartbeat_alone_makes_windows_final(make_rig: Callable[..., Any]) -> 
     append(rig, [(0, 1, "a"), (1, 9, "a")])
     rig.settle()
     assert rows_of(rig, "closed") == {}
-    assert rig.engine._views["closed"].held_back_by == "partition 0"
+    held = rig.engine._views["closed"].held_back
+    assert (held.partition, held.maximum) == (0, MICROSECONDS + SECOND)
     maximum = MICROSECONDS + 12 * SECOND
     for partition in (0, 1):
         advance = Advance("readings", partition, maximum, "heartbeat")

@@ -6,13 +6,17 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from headrace.compile import parse_sql
 from headrace.gateway.completeness import ProducerWatch
+from headrace.gateway.numbering import newest_senders
+from headrace.gateway.requests import ProducerKey
 from headrace.gateway.skew import Skews
 from headrace.log.contract import Group, ProducerRange, Receipt, heard_note
 from headrace.log.embedded import open_writer
@@ -134,6 +138,7 @@ def test_the_engine_is_told_when_something_changed_and_now_and_then(watched: Wat
         "missing_events": 4,
         "silent_producers": 0,
         "silent": [],
+        "holders": [],
     }
     watched.now += 4 * SECOND
     assert not watched.watch.tell()
@@ -207,6 +212,46 @@ def test_a_gateway_that_is_killed_counts_on(
     assert _page(gateway)["summary"]["text"] == "nothing missing"
     assert _page(gateway)["summary"]["duplicates"] == 12
     assert len(gateway.stored()) == 16
+
+
+def test_who_brought_each_partition_where_it_is(
+    make_gateway: Callable[..., Any],
+    make_transaction: Callable[..., Any],
+    eventually: Callable[..., None],
+) -> None:
+    gateway = make_gateway()
+    file = gateway.settings.run_directory / "completeness.json"
+
+    def holders() -> set[tuple[int, str]]:
+        found = json.loads(file.read_text())["streams"].get("transactions", {})
+        return {(holder["partition"], holder["producer"]) for holder in found.get("holders", ())}
+
+    _numbered(gateway, make_transaction, 0, 40, producer="first")
+    eventually(lambda: file.exists() and holders() == {(p, "first") for p in range(4)})
+    late = make_transaction(7) | {"created_at": "2026-02-01T00:00:00Z"}
+    gateway.send([late], headers={"Headrace-Producer": "second", "Headrace-Sequence": "0"})
+    eventually(lambda: "second" in {name for _, name in holders()})
+    before = holders()
+    assert sorted(name for _, name in before) == ["first", "first", "first", "second"]
+    gateway.kill()
+    gateway.start()
+    eventually(lambda: file.exists() and holders() == before)
+    gateway.send([late | {"created_at": "2026-02-02T00:00:00Z"}])  # from nobody in particular
+    eventually(lambda: {name for _, name in holders()} == {"first"})
+
+
+def test_the_newest_event_of_several_requests_says_who_is_furthest() -> None:
+    (stream,) = parse_sql(
+        "CREATE STREAM s (at TIMESTAMP NOT NULL) WATERMARK at LATE REVISE"
+    ).streams
+    names = ("a", "", "b")
+    keys = [ProducerKey(name, 0, 0) if name else None for name in names]
+    requests: Any = [SimpleNamespace(retry_key=key) for key in keys]
+    sent = newest_senders(stream, requests, [2, 0, 3])
+    batch = pa.record_batch({"at": pa.array([5, 9, 9, 1, 7], pa.timestamp("us", "UTC"))})
+    assert sent(batch, None) == "a"
+    assert sent(batch.slice(2), np.array([2, 3, 4])) == "b"
+    assert newest_senders(stream, requests[:1], [5])(batch, None) == "a"
 
 
 def test_pages_parameters_and_metrics(

@@ -14,14 +14,17 @@ from hypothesis import strategies as st
 from headrace.log.contract import (
     GAPS_MAX,
     LINES_MAX,
+    Advance,
     Gap,
     Group,
+    PartitionBatch,
     ProducerRange,
     Receipt,
     heard_note,
     repeat_note,
 )
 from headrace.log.producers import Producers
+from headrace.model.completeness import Holder
 
 STEP = st.tuples(
     st.sampled_from("pq"), st.integers(0, 3), st.integers(0, 50), st.integers(0, 12), st.booleans()
@@ -84,6 +87,37 @@ def test_a_repeat_and_a_sign_of_life_outlive_the_writer(embedded: Any, shop: Any
     (found,) = numbered.lines
     assert found.gaps == (Gap(4, 5, 2),)
     assert (found.duplicates, found.missing, numbered.heard_at_microseconds) == (8, 2, 7)
+
+
+def test_who_brought_a_partition_furthest_outlives_the_writer(embedded: Any, shop: Any) -> None:
+    stream = shop.stream()
+
+    def send(partition: int, first: int, producer: str) -> None:
+        batch = PartitionBatch("transactions", partition, shop.batch(stream, first, 2), producer)
+        writer.append(Group((batch,)))
+
+    def holders() -> list[Holder]:
+        return sorted(writer.holders("Transactions"), key=lambda holder: holder.partition)
+
+    writer = embedded.writer([stream])
+    send(0, 5, "a")
+    send(0, 3, "b")  # behind
+    send(1, 5, "b")
+    send(1, 7, "b")
+    writer.append(Group(advances=(Advance("transactions", 2, 50, "heartbeat", "c"),)))
+    expected = [Holder(0, 6_000, "a"), Holder(1, 8_000, "b"), Holder(2, 50, "c")]
+    for is_checkpointed in (False, True, False):
+        assert holders() == expected
+        if is_checkpointed:
+            writer.checkpoint()
+        writer.close()
+        writer = embedded.writer([stream])
+    writer.append(Group(advances=(Advance("transactions", 2, 60, "idle"),)))
+    send(0, 9, "")
+    send(1, 9, "b")
+    writer.close()
+    writer = embedded.writer([stream])
+    assert holders() == [Holder(1, 10_000, "b")]
 
 
 def test_reports_are_paged_and_bounded() -> None:

@@ -76,6 +76,8 @@ class PlayedEngine:
     decisions: list[tuple[str, str]] = field(default_factory=list)
     late_applied: list[tuple[str, str | None]] = field(default_factory=list)
     views: tuple[str, ...] = ()
+    held_back: tuple[int, int] = (-1, 0)
+    partitions: int = 1
 
     def status(self) -> EngineStatus:
         return EngineStatus(
@@ -86,7 +88,16 @@ class PlayedEngine:
             durations=TickDurations(7, 1.0, 2.0, 3.0, 4.0),
             streams={"payments": StreamReport("live", "", {0: 5}, 2)},
             views={
-                name: ViewReport("payments", "live", "", {0: 3}, 2, None, Counts(read=3, applied=3))
+                name: ViewReport(
+                    "payments",
+                    "live",
+                    "",
+                    dict.fromkeys(range(self.partitions), 3),
+                    2,
+                    self.watermarks.get(name),
+                    Counts(read=3, applied=3),
+                    *self.held_back,
+                )
                 for name in self.views
             },
         )

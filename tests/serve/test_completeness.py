@@ -13,6 +13,7 @@ import pytest
 
 from headrace.client import Client
 from headrace.model.completeness import (
+    Holder,
     Silent,
     StreamProducers,
     WatchedProducers,
@@ -134,6 +135,29 @@ def test_every_answer_says_what_is_missing_and_who_is_silent(shop: Any) -> None:
     )
     nothing = shop.http.post("/v1/sql", json={"sql": "SELECT 1 AS one"}).json()["freshness"]
     assert nothing["text"] == "no view is read"
+
+
+def test_the_status_names_who_holds_a_view_back(shop: Any) -> None:
+    now = time.time_ns() // 1_000
+    shop.control.watermarks["income"] = 3 * SECOND
+    shop.control.held_back = (1, 5 * SECOND)
+
+    def held_back() -> tuple[str, int | None, str | None]:
+        view = shop.http.get("/v1/status").json()["views"]["income"]
+        return view["held_back_by"], view["held_back_partition"], view["held_back_producer"]
+
+    assert held_back() == ("", 1, None)  # one partition, of nobody known
+    shop.control.partitions = 2
+    complete = "complete up to 1970-01-01 00:00:03"
+    assert held_back() == (f"payments/1, {complete}", 1, None)
+    for maximum, name in ((4 * SECOND, None), (5 * SECOND, "sensor-7")):
+        holders = (Holder(0, 5 * SECOND, "other"), Holder(1, maximum, "sensor-7"))
+        told = StreamProducers(2, holders=holders)
+        _tell(shop.settings.run_directory, now, payments=told)
+        by = f", held back by {name}" if name else ""
+        assert held_back() == (f"payments/1{by}, {complete}", 1, name)
+    shop.control.held_back = (-1, 0)
+    assert held_back() == ("", None, None)
 
 
 def test_a_change_read_again_does_not_claim_to_be_complete(shop: Any) -> None:

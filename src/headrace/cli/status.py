@@ -64,7 +64,7 @@ def _show(answer: dict[str, Any]) -> None:
     views = answer.get("views", {})
     if views:
         print_table(
-            ("view", "state", "from", "freshness", "held back by", "applied", "late", "dead", ""),
+            ("view", "state", "from", "freshness", "held back", "applied", "late", "dead", ""),
             [_view_row(name, view) for name, view in views.items()],
         )
     for line in _halts(views):

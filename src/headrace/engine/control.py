@@ -63,7 +63,8 @@ class EngineControl:
                 next_offsets=dict(enumerate(view.next_offsets)),
                 watermark_microseconds=view.watermark_microseconds,
                 counts=view.totals,
-                held_back_by=view.held_back_by,
+                held_back_partition=view.held_back.partition,
+                held_back_maximum=view.held_back.maximum,
             )
             for view in views
         }

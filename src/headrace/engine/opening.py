@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from headrace.compile import plan_view
 from headrace.engine.binding import bind, declare_stream
 from headrace.engine.views import LiveView
+from headrace.engine.watermarks import read_watermark
 from headrace.engine.windows import sets_aside
 from headrace.log.contract import LogReader
 from headrace.model.definitions import Project, Stream, View
@@ -86,15 +87,19 @@ def _open_view(
         status = ViewStatus("failed", error.message)
     if entry is None:
         return LiveView(view.name, stream, None, (0,) * stream.partitions, status)
-    return LiveView(
+    offsets = _offsets(entry.next_offsets, stream)
+    opened = LiveView(
         view.name,
         stream,
         bound if status.state == "live" else None,
-        _offsets(entry.next_offsets, stream),
+        offsets,
         status,
         entry.watermark_microseconds,
         entry.totals,
     )
+    if opened.is_running:
+        opened.held_back = read_watermark(reader, stream, offsets)
+    return opened
 
 
 def _begin(bound: BoundView, stream: Stream, reader: LogReader, store: Store) -> LiveView:

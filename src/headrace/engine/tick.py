@@ -222,7 +222,7 @@ class Ticker:
             self._computer.forget()
             for done, mark in marked:
                 for view in done.views:
-                    view.held_back_by = mark.held_back_by
+                    view.held_back = mark
             return written, changes
         return [], ()
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headrace.engine.source import Range
+from headrace.engine.watermarks import Watermark
 from headrace.model.definitions import Stream
 from headrace.model.plan import BoundView
 from headrace.store.contract import Counts, Store, ViewStatus
@@ -58,7 +59,7 @@ class LiveView:
     totals: Counts = field(default_factory=Counts)
     isolation: Isolation | None = None
     halt: Halt | None = None
-    held_back_by: str = ""
+    held_back: Watermark = field(default_factory=lambda: Watermark(None))
 
     @property
     def is_running(self) -> bool:

@@ -14,10 +14,12 @@ __all__ = ["Watermark", "read_watermark"]
 
 @dataclass(frozen=True)
 class Watermark:
-    """`held_back_by` names the partition that is least complete, where there are several."""
+    """`partition` is the one that is least complete, -1 where several are and there are others;
+    `maximum` is its highest event time."""
 
     microseconds: int | None
-    held_back_by: str = ""
+    partition: int = -1
+    maximum: int = NO_EVENT_TIME
 
 
 def read_watermark(reader: LogReader, stream: Stream, offsets: Sequence[int]) -> Watermark:
@@ -34,5 +36,7 @@ def read_watermark(reader: LogReader, stream: Stream, offsets: Sequence[int]) ->
     if not marks:
         return Watermark(None)
     slowest = min(marks, key=lambda partition: marks[partition])
-    named = f"partition {slowest}" if len(set(marks.values())) > 1 else ""
-    return Watermark(marks[slowest] - stream.delay_microseconds, named)
+    is_alone = len(marks) == 1 or len(set(marks.values())) > 1
+    return Watermark(
+        marks[slowest] - stream.delay_microseconds, slowest if is_alone else -1, marks[slowest]
+    )

@@ -105,7 +105,10 @@ class ProducerWatch:
             silent = quiet.get(name, ())
             if known.producers:
                 named = tuple(Silent(*item) for item in silent[:SILENT_NAMED_MAX])
-                found[name] = StreamProducers(known.producers, known.missing, len(silent), named)
+                holders = tuple(self._writer.holders(name))
+                found[name] = StreamProducers(
+                    known.producers, known.missing, len(silent), named, holders
+                )
         return found
 
     def _quiet(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.gateway.decoding import Entry, StreamRows, positions_of_rows
-from headrace.gateway.numbering import newest_event_times
+from headrace.gateway.numbering import newest_event_times, newest_senders
 from headrace.gateway.partitioning import partition_of_text, partitions_of_rows
 from headrace.gateway.problems import Response
 from headrace.gateway.requests import (
@@ -227,10 +227,12 @@ class GroupBuilder:
             np.array([r.received_at_microseconds for r in requests], dtype=np.int64), kept_counts
         )
         batch = self._with_received(stream, batch, received)
-        for partition, part in _split(
+        sent = newest_senders(stream, requests, kept_counts)
+        for partition, part, rows_of_part in _split(
             batch, self._partitions(stream, requests, kept_counts, batch)
         ):
-            making.batches.append(PartitionBatch(stream.name, partition, part))
+            producer = sent(part, rows_of_part)
+            making.batches.append(PartitionBatch(stream.name, partition, part, producer))
 
     def _with_received(
         self, stream: Stream, batch: pa.RecordBatch, received: npt.NDArray[np.int64]
@@ -312,19 +314,21 @@ def receipt_key(stream: Stream, request: EventsRequest, count: int) -> bytes | N
 
 def _split(
     batch: pa.RecordBatch, partitions: npt.NDArray[np.uint8] | int
-) -> list[tuple[int, pa.RecordBatch]]:
+) -> list[tuple[int, pa.RecordBatch, npt.NDArray[np.int64] | None]]:
+    """The rows of each partition, and their places in the batch; None for all of them."""
     if isinstance(partitions, int):
-        return [(partitions, batch)]
+        return [(partitions, batch, None)]
     counts = np.bincount(partitions)
     present = np.flatnonzero(counts)
     if len(present) == 1:
-        return [(int(present[0]), batch)]
+        return [(int(present[0]), batch, None)]
     order = np.argsort(partitions, kind="stable")
     ordered = batch.take(pa.array(order))
-    parts = []
+    parts: list[tuple[int, pa.RecordBatch, npt.NDArray[np.int64] | None]] = []
     start = 0
     for partition in present:
         count = int(counts[partition])
-        parts.append((int(partition), ordered.slice(start, count)))
+        places = order[start : start + count]
+        parts.append((int(partition), ordered.slice(start, count), places))
         start += count
     return parts

@@ -1,15 +1,21 @@
-"""What the number line of a producer learns from a request beside the numbers."""
+"""What is learnt of producers from their requests beside the numbers: how far events reach."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from headrace.gateway.decoding import StreamRows
-from headrace.gateway.requests import ProducerKey
-from headrace.log.contract import EVENT_TIME, NO_EVENT_TIME
+from headrace.gateway.requests import EventsRequest, ProducerKey
+from headrace.log.contract import EVENT_TIME, NO_EVENT_TIME, clock_column
 from headrace.model.definitions import Stream
 
-__all__ = ["newest_event_times"]
+__all__ = ["newest_event_times", "newest_senders"]
+
+Places = npt.NDArray[np.int64]
 
 
 def newest_event_times(rows: StreamRows) -> list[int]:
@@ -27,6 +33,25 @@ def newest_event_times(rows: StreamRows) -> list[int]:
         else NO_EVENT_TIME
         for entry, is_numbered in zip(rows.entries, numbered, strict=True)
     ]
+
+
+def newest_senders(
+    stream: Stream, requests: Sequence[EventsRequest], counts: Sequence[int]
+) -> Callable[[pa.RecordBatch, Places | None], str]:
+    """A function that says who sent the newest event of some rows, given with their places among
+    the rows of all requests (None: all of them). `counts` are the rows of each request."""
+    names = [r.retry_key.producer if isinstance(r.retry_key, ProducerKey) else "" for r in requests]
+    if len(set(names)) == 1:
+        return lambda part, places: names[0]
+    ends = np.cumsum(counts)
+    clock = clock_column(stream)
+
+    def sender(part: pa.RecordBatch, places: Places | None) -> str:
+        row = int(part.column(clock).cast(pa.int64()).to_numpy().argmax())
+        place = row if places is None else places[row]
+        return names[int(np.searchsorted(ends, place, side="right"))]
+
+    return sender
 
 
 def _time_column(stream: Stream) -> str | None:

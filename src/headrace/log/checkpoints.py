@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from headrace.log.frames import replace_file
+from headrace.log.holders import HolderRecord
 from headrace.log.numbers import LineRecord
 from headrace.log.producers import WriterRecord
 from headrace.model.errors import LogCorruptError
@@ -42,6 +43,7 @@ class Checkpoint:
     producers: list[LineRecord]
     dead_letters_dropped: int = 0
     writers: list[WriterRecord] = field(default_factory=list)
+    holders: list[HolderRecord] = field(default_factory=list)
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -199,6 +199,7 @@ class Commits:
                 lines,
                 self.dead_letters_dropped,
                 writers,
+                self.producers.holders.records(),
             )
         self._fresh_receipts = []
         unsynced = set().union(*(files.take_unsynced() for files in self.partitions.values()))

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from headrace.model.completeness import Holder
 from headrace.model.definitions import Stream
 
 __all__ = [
@@ -73,17 +74,20 @@ def clock_column(stream: Stream) -> str:
 
 @dataclass(frozen=True)
 class PartitionBatch:
-    """Events for one partition, in order. The batch has the stream's stored schema."""
+    """Events for one partition, in order. The batch has the stream's stored schema. `producer` is
+    who sent the newest of them by event time, where that is known."""
 
     stream: str
     partition: int
     batch: pa.RecordBatch
+    producer: str = ""
 
 
 @dataclass(frozen=True)
 class ProducerRange:
     """Sequence numbers first … first + count - 1 of one producer's number line on one stream, and
-    the highest event time that came with them. With `count` 0 the producer was only heard."""
+    the highest event time that came with them. With `count` 0 the producer was only heard, or,
+    with a `partition`, is the one that brought it to this event time ("" if nobody is known)."""
 
     stream: str
     producer: str
@@ -91,6 +95,7 @@ class ProducerRange:
     first: int
     count: int
     event_time_microseconds: int = NO_EVENT_TIME
+    partition: int = -1
 
 
 @dataclass(frozen=True)
@@ -323,6 +328,10 @@ class LogWriter(Protocol):
     def quiet_since(self, limits: Mapping[str, int]) -> Mapping[str, Sequence[tuple[str, int]]]:
         """For each stream named, the producers last heard from before its limit (microseconds),
         as (name, heard at), longest quiet first."""
+
+    def holders(self, stream: str) -> Sequence[Holder]:
+        """Who brought each partition to its highest event time, of those where a producer did;
+        the same after a crash."""
 
     def received(self, stream: str) -> tuple[int, ...]:
         """When the newest event of each partition was received, NO_EVENT_TIME if there never was

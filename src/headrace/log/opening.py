@@ -72,6 +72,7 @@ def open_log(
     for checkpoint in checkpoints.load():
         _add_receipts(receipts, producers, checkpoint.receipts, with_ranges=False)
         producers.load(checkpoint.producers, checkpoint.writers)
+        producers.holders.load(checkpoint.holders)
         covered, next_group = checkpoint.journal, checkpoint.next_group
         durable, durable_group = checkpoint.ends, checkpoint.next_group
         dropped = checkpoint.dead_letters_dropped
@@ -97,6 +98,10 @@ def open_log(
     partitions = make_partitions(directory, layout, log_settings, gateway_settings)
     for slot, files in partitions.items():
         recover_partition(files, durable.get(slot, 0), durable_group, frames.pop(slot, []))
+    for stream in layout.streams:
+        for partition in range(stream.partitions):
+            maximum = partitions[stream.slot + partition].maximum
+            producers.holders.settle(stream.name, partition, maximum)
     if frames:
         raise LogCorruptError(
             f"the journal has events for slots {sorted(frames)}, which layout.json does not name",

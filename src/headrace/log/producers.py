@@ -19,6 +19,7 @@ from headrace.log.contract import (
     ProducerRange,
     ProducerReport,
 )
+from headrace.log.holders import Holders
 from headrace.log.numbers import LineRecord, NumberLine
 from headrace.model.errors import ProducerGapsError
 
@@ -75,6 +76,7 @@ class Producers:
         self._changed_writers: dict[_Writer, None] = {}
         self._intervals_total = 0
         self._sums: dict[str, _Sums] = {}
+        self.holders = Holders()
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -102,6 +104,11 @@ class Producers:
 
     def add(self, ranges: Iterable[ProducerRange], received: int) -> None:
         for item in ranges:
+            if item.partition >= 0:
+                self.holders.put(
+                    item.stream, item.partition, item.event_time_microseconds, item.producer
+                )
+                continue
             if item.count <= 0:
                 self.heard(item.stream, item.producer, received)
                 continue

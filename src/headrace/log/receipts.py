@@ -23,6 +23,7 @@ class _Range(msgspec.Struct, array_like=True, frozen=True):
     first: int
     count: int
     event_time: int = NO_EVENT_TIME
+    partition: int = -1
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -31,7 +32,7 @@ _decoder = msgspec.msgpack.Decoder(tuple[bytes, bytes, bytes, int, tuple[_Range,
 
 def encode_receipt(receipt: Receipt) -> bytes:
     ranges = [
-        (r.stream, r.producer, r.epoch, r.first, r.count, r.event_time_microseconds)
+        (r.stream, r.producer, r.epoch, r.first, r.count, r.event_time_microseconds, r.partition)
         for r in receipt.ranges
     ]
     return _encoder.encode(

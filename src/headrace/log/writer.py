@@ -33,11 +33,13 @@ from headrace.log.deadletters import (
     resolved_numbers,
 )
 from headrace.log.frames import PAYLOAD_BYTES_MAX, FrameHeader
+from headrace.log.holders import Place
 from headrace.log.journal import Frame
 from headrace.log.layout import LETTERS_SLOT, RESOLVED_SLOT, StreamLayout
 from headrace.log.reading import shared_files
 from headrace.log.receipts import encode_receipt
 from headrace.log.retention import Keeper
+from headrace.model.completeness import Holder
 from headrace.model.definitions import Stream
 from headrace.model.errors import LogError, LogOffsetError
 from headrace.model.settings import GatewaySettings, LogSettings
@@ -111,12 +113,12 @@ class EmbeddedWriter:
                 self._commits.producers.check(ranges)
             # 2.
             reached: dict[int, tuple[int, int]] = {}
-            frames, places = self._event_frames(group.batches, reached)
-            frames += self._advance_frames(group.advances, reached)
+            raised: dict[Place, tuple[int, str]] = {}
+            frames, places = self._event_frames(group.batches, reached, raised)
+            frames += self._advance_frames(group.advances, reached, raised)
             frames += self._letter_frames(group.dead)
-            encoded = [
-                (r.key, r.received_at_microseconds, encode_receipt(r)) for r in group.receipts
-            ]
+            receipts = [*group.receipts, *self._commits.producers.holders.note(raised)]
+            encoded = [(r.key, r.received_at_microseconds, encode_receipt(r)) for r in receipts]
             first = self._letters.end
             if frames or encoded:
                 # 3.
@@ -128,6 +130,8 @@ class EmbeddedWriter:
                         self._commits.producers.add(
                             receipt.ranges, receipt.received_at_microseconds
                         )
+                    for place, holder in raised.items():
+                        self._commits.producers.holders.put(*place, *holder)
             return Appended(
                 tuple(start for start, _ in places),
                 tuple(end for _, end in places),
@@ -157,6 +161,10 @@ class EmbeddedWriter:
     def quiet_since(self, limits: Mapping[str, int]) -> Mapping[str, Sequence[tuple[str, int]]]:
         with self._commits.memory_lock:
             return self._commits.producers.quiet_since(limits)
+
+    def holders(self, stream: str) -> Sequence[Holder]:
+        with self._commits.memory_lock:
+            return self._commits.producers.holders.of(stream)
 
     def check_ranges(self, ranges: Sequence[ProducerRange]) -> None:
         """Raises ProducerGapsError if appending these would leave a producer with more gaps than
@@ -216,10 +224,13 @@ class EmbeddedWriter:
                 self._lock = -1
 
     def _event_frames(
-        self, batches: Sequence[PartitionBatch], reached: dict[int, tuple[int, int]]
+        self,
+        batches: Sequence[PartitionBatch],
+        reached: dict[int, tuple[int, int]],
+        raised: dict[Place, tuple[int, str]],
     ) -> tuple[list[Frame], list[tuple[int, int]]]:
         """The frames, and from which offset to which each batch goes. `reached` gets the end and
-        the maximum of the partitions."""
+        the maximum of the partitions, `raised` who raised the maximum."""
         frames: list[Frame] = []
         places: list[tuple[int, int]] = []
         for item in batches:
@@ -255,10 +266,15 @@ class EmbeddedWriter:
             frames.append(Frame(header, header.pack(), payload))
             places.append((end, header.end))
             reached[slot] = (header.end, header.maximum_after)
+            if newest > maximum:
+                raised[item.stream, item.partition] = (newest, item.producer)
         return frames, places
 
     def _advance_frames(
-        self, advances: Sequence[Advance], reached: dict[int, tuple[int, int]]
+        self,
+        advances: Sequence[Advance],
+        reached: dict[int, tuple[int, int]],
+        raised: dict[Place, tuple[int, str]],
     ) -> list[Frame]:
         """One frame for each partition that moves on."""
         furthest: dict[int, Advance] = {}
@@ -275,6 +291,7 @@ class EmbeddedWriter:
                 maxima = (maximum, advance.maximum_microseconds)
                 payload = encode_advance(advance)
                 frames.append(self._frame(slot, end, 0, payload, files.received, maxima))
+                raised[advance.stream, advance.partition] = (maxima[1], advance.producer)
         return frames
 
     def _known(self, stream: str, partition: int) -> StreamLayout:

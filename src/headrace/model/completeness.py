@@ -14,6 +14,7 @@ __all__ = [
     "AWAY_SECONDS_MAX",
     "COMPLETENESS_FILE",
     "SILENT_NAMED_MAX",
+    "Holder",
     "Silent",
     "StreamProducers",
     "WatchedProducers",
@@ -36,13 +37,25 @@ class Silent:
 
 
 @dataclass(frozen=True)
+class Holder:
+    """The producer whose event or heartbeat brought a partition to its highest event time. Nobody
+    has brought anything later: it is the one to ask when the partition holds a view back."""
+
+    partition: int
+    maximum_microseconds: int
+    producer: str
+
+
+@dataclass(frozen=True)
 class StreamProducers:
-    """`silent` names those silent for longest, at most SILENT_NAMED_MAX of `silent_producers`."""
+    """`silent` names those silent for longest, at most SILENT_NAMED_MAX of `silent_producers`.
+    `holders` are known for partitions whose newest event came from a producer."""
 
     producers: int = 0
     missing_events: int = 0
     silent_producers: int = 0
     silent: tuple[Silent, ...] = ()
+    holders: tuple[Holder, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,7 +67,7 @@ class WatchedProducers:
 
 
 def joined(streams: Iterable[StreamProducers]) -> StreamProducers:
-    """Several streams as one."""
+    """Several streams as one; partitions have no meaning then."""
     found = list(streams)
     silent = sorted((s for item in found for s in item.silent), key=lambda s: _place(s))
     return StreamProducers(

@@ -19,7 +19,7 @@ from headrace.model.completeness import (
 )
 from headrace.store.contract import Store
 
-__all__ = ["Completeness", "freshness_text"]
+__all__ = ["Completeness", "freshness_text", "held_back_text"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _decoder = msgspec.json.Decoder(WatchedProducers)
@@ -50,14 +50,30 @@ class Completeness:
         return self.of_streams({s for view in views if (s := self._stream(view)) is not None})
 
     def of_streams(self, streams: Iterable[str]) -> StreamProducers | None:
+        by_name = self._by_name()
+        if by_name is None:
+            return None
+        lowered = {stream.lower() for stream in streams}
+        return joined(by_name[name] for name in sorted(lowered) if name in by_name)
+
+    def holder(self, stream: str, partition: int, maximum_microseconds: int) -> str | None:
+        """The producer that brought the partition to this event time, if that is still as far as
+        the partition has come; None where nobody knows."""
+        known = (self._by_name() or {}).get(stream.lower(), StreamProducers())
+        wanted = (partition, maximum_microseconds)
+        for holder in known.holders:
+            if (holder.partition, holder.maximum_microseconds) == wanted:
+                return holder.producer
+        return None
+
+    def _by_name(self) -> dict[str, StreamProducers] | None:
+        """By name in lower case; None while nobody watches."""
         watched = self._read()
         if watched is None:
             return None
         if self._clock() - watched.at_microseconds > AWAY_SECONDS_MAX * 1_000_000:
             return None
-        by_name = {name.lower(): found for name, found in watched.streams.items()}
-        lowered = {stream.lower() for stream in streams}
-        return joined(by_name[name] for name in sorted(lowered) if name in by_name)
+        return {name.lower(): found for name, found in watched.streams.items()}
 
     def _read(self) -> WatchedProducers | None:
         try:
@@ -96,10 +112,22 @@ def freshness_text(
     return "; ".join(words)
 
 
+def held_back_text(
+    place: str, producer: str | None, watermark_microseconds: int, now_microseconds: int
+) -> str:
+    """As in "transactions/1, held back by sensor-7, complete up to 12:05:00"."""
+    by = "" if producer is None else f", held back by {producer}"
+    return f"{place}{by}, complete up to {_moment(watermark_microseconds, now_microseconds)}"
+
+
 def _final(complete_up_to_microseconds: int | None, now_microseconds: int) -> str:
     if complete_up_to_microseconds is None:
         return "nothing final yet"
-    moment = _EPOCH + timedelta(microseconds=complete_up_to_microseconds)
+    return f"final up to {_moment(complete_up_to_microseconds, now_microseconds)}"
+
+
+def _moment(microseconds: int, now_microseconds: int) -> str:
+    moment = _EPOCH + timedelta(microseconds=microseconds)
     today = _EPOCH + timedelta(microseconds=now_microseconds)
     text = moment.replace(tzinfo=None).isoformat(" ", "seconds")
-    return f"final up to {text[-8:] if moment.date() == today.date() else text}"
+    return text[-8:] if moment.date() == today.date() else text

@@ -37,8 +37,9 @@ class StreamReport:
 @dataclass(frozen=True)
 class ViewReport:
     """`state` is live, catching_up, halted, failed or changed; `detail` says why, for people.
-    `counts` are the totals since the view was created. `held_back_by` names the partition with the
-    lowest watermark, where there are several."""
+    `counts` are the totals since the view was created. `held_back_partition` is the one
+    with the lowest watermark (-1: none in particular), `held_back_maximum` its highest event time
+    in microseconds."""
 
     stream: str
     state: str
@@ -47,7 +48,8 @@ class ViewReport:
     pending_events: int = 0
     watermark_microseconds: int | None = None
     counts: Counts = field(default_factory=Counts)
-    held_back_by: str = ""
+    held_back_partition: int = -1
+    held_back_maximum: int = 0
 
 
 @dataclass(frozen=True)

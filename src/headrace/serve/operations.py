@@ -12,7 +12,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from headrace.model.errors import QueryError, RequestError
-from headrace.serve.completeness import freshness_text
+from headrace.serve.completeness import freshness_text, held_back_text
 from headrace.serve.control import EngineStatus, ViewReport
 from headrace.serve.http import Request, Response, json_response
 from headrace.serve.ledger import ledger_figures
@@ -29,8 +29,8 @@ async def health(services: Services, request: Request, name: str) -> Response:
 async def status(services: Services, request: Request, name: str) -> Response:
     def read() -> bytes:
         engine = services.control.status()
-        texts = {name: _freshness(services, report) for name, report in engine.views.items()}
-        return msgspec.json.encode(status_document(engine, texts))
+        views = {name: _view(services, report) for name, report in engine.views.items()}
+        return msgspec.json.encode(status_document(engine, views))
 
     return json_response(await services.reads.run(read))
 
@@ -49,7 +49,40 @@ def _freshness(services: Services, report: ViewReport) -> str:
     )
 
 
-def status_document(engine: EngineStatus, freshness: Mapping[str, str]) -> dict[str, Any]:
+def _held_back(services: Services, report: ViewReport) -> dict[str, Any]:
+    """Which partition is least complete, and through whom. Where there is only one, it says nothing
+    without a producer."""
+    partition, watermark = report.held_back_partition, report.watermark_microseconds
+    if partition < 0 or watermark is None:
+        return {"held_back_by": "", "held_back_partition": None, "held_back_producer": None}
+    completeness = services.completeness
+    producer = completeness.holder(report.stream, partition, report.held_back_maximum)
+    text = ""
+    if producer is not None or len(report.next_offsets) > 1:
+        place = f"{report.stream}/{partition}"
+        text = held_back_text(place, producer, watermark, completeness.now_microseconds)
+    return {
+        "held_back_by": text,
+        "held_back_partition": partition,
+        "held_back_producer": producer,
+    }
+
+
+def _view(services: Services, report: ViewReport) -> dict[str, Any]:
+    return {
+        "stream": report.stream,
+        "state": report.state,
+        "detail": report.detail,
+        "next_offsets": report.next_offsets,
+        "pending_events": report.pending_events,
+        "watermark": _time(report.watermark_microseconds),
+        **_held_back(services, report),
+        "freshness": _freshness(services, report),
+        "counts": dataclasses.asdict(report.counts),
+    }
+
+
+def status_document(engine: EngineStatus, views: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     return {
         "engine": {
             "state": engine.state,
@@ -60,20 +93,7 @@ def status_document(engine: EngineStatus, freshness: Mapping[str, str]) -> dict[
             "tick_milliseconds": dataclasses.asdict(engine.durations),
         },
         "streams": {name: dataclasses.asdict(r) for name, r in engine.streams.items()},
-        "views": {
-            name: {
-                "stream": report.stream,
-                "state": report.state,
-                "detail": report.detail,
-                "next_offsets": report.next_offsets,
-                "pending_events": report.pending_events,
-                "watermark": _time(report.watermark_microseconds),
-                "held_back_by": report.held_back_by,
-                "freshness": freshness[name],
-                "counts": dataclasses.asdict(report.counts),
-            }
-            for name, report in engine.views.items()
-        },
+        "views": dict(views),
     }
 
 

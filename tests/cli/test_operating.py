@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from headrace.cli import exits
+from headrace.cli.calls import Address
+from headrace.cli.generate import _await_gateway
 
 SUMS = {"received": 10, "appended": 7, "retried": 2, "dead": 1}
 LEDGER: dict[str, Any] = {
@@ -221,3 +224,59 @@ def test_status_says_why_views_are_halted_and_what_holds_them_back(
     assert "till-7" in shown.out
     assert f"payments is halted (income, hourly): {reason}\n" in shown.out
     assert "headrace resume payments --apply, --side or --drop" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("given", "body"),
+    [
+        ("till-7", {"producer": "till-7"}),
+        ("till-7:3-5", {"producer": "till-7", "first": 3, "last": 5}),
+        ("a:1-2:4", {"producer": "a:1-2", "first": 4, "last": 4}),
+        ("a:b", {"producer": "a:b"}),
+    ],
+)
+def test_gaps_are_accepted(
+    headrace: Callable[..., Any], played: Played, given: str, body: dict[str, Any]
+) -> None:
+    path = "/v1/streams/payments/completeness/accept"
+    answer = {"stream": "payments", "accepted_events": 3, "missing_events": 1_200, **body}
+    played.answers[path] = (200, answer)
+    shown = headrace("completeness", "payments", "--accept", given, "--url", played.url)
+    assert shown.code == 0
+    assert shown.out == (
+        f"{body['producer']}: 3 missing events accepted, 1,200 are still missing on payments\n"
+    )
+    assert played.asked == [("POST", path, body)]
+    ended = headrace("completeness", "--accept", given, "--url", played.url)
+    assert (ended.code, len(played.asked)) == (exits.MISTAKE, 1)
+
+
+def test_a_producer_is_retired(headrace: Callable[..., Any], played: Played) -> None:
+    path = "/v1/streams/payments/completeness/retire"
+    answer = {"stream": "payments", "producer": "till-7", "state": "retired"}
+    played.answers[path] = (200, answer)
+    shown = headrace("completeness", "payments", "--retire", "till-7", "--url", played.url)
+    assert shown.out == "till-7 is retired on payments until it is heard from again\n"
+    assert played.asked == [("POST", path, {"producer": "till-7"})]
+    again = headrace(
+        "completeness", "payments", "--retire", "till-7", "--url", played.url, "--json"
+    )
+    assert again.document == answer
+
+
+def test_generate_waits_for_a_gateway_that_is_away(capsys: pytest.CaptureFixture[str]) -> None:
+    answering = Played()
+    answering.answers["/v1/streams"] = (200, {"streams": []})
+    port = answering.server.server_port
+    answering.server.server_close()
+    thread = threading.Thread(target=_await_gateway, args=(Address(answering.url, None),))
+    thread.start()
+    deadline = time.monotonic() + 20
+    while (said := capsys.readouterr().err) == "" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert said == f"waiting for the gateway at {answering.url}\n"
+    server = HTTPServer(("127.0.0.1", port), answering.server.RequestHandlerClass)
+    server.handle_request()
+    thread.join(20)
+    server.server_close()
+    assert not thread.is_alive()

@@ -42,6 +42,7 @@ class Ledger:
     retry_after: str = "0"
     refuse: tuple[int, dict[str, object]] | None = None
     slow_seconds: float = 1.0
+    goodbyes: list[dict[str, object]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take_fault(self) -> str:
@@ -95,6 +96,10 @@ class _Handler(BaseHTTPRequestHandler):
         ledger = self.ledger
         body = self.rfile.read(int(self.headers["content-length"]))
         headers = {name.lower(): value for name, value in self.headers.items()}
+        if self.path == "/v1/heartbeats":
+            ledger.goodbyes += json.loads(body)
+            self._answer(200, b'{"state":"durable"}')
+            return
         ledger.seen.append(headers)
         stream = parse_qs(urlsplit(self.path).query)["name"][0]
         fault = ledger.take_fault()

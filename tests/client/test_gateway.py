@@ -110,6 +110,22 @@ def test_a_stream_spelled_in_two_ways_loses_nothing(gateway: Gateway) -> None:
         assert _stored(client) == 8
 
 
+def test_a_client_without_a_name_is_retired_when_it_is_closed(gateway: Gateway) -> None:
+    url = gateway.start()
+    with Client(url) as client, Client(url, producer="till") as named:
+        client.send("payments", {"n": 1})
+        named.send("payments", {"n": 2})
+
+    async def send() -> str:
+        async with AsyncClient(url) as other:
+            await other.send("payments", {"n": 3})
+            return other.producer
+
+    names = {client.producer: True, "till": False, asyncio.run(send()): True}
+    page = httpx.get(f"{url}/v1/streams/payments/completeness").json()
+    assert {p["producer"]: p["retired"] for p in page["producers"]} == names
+
+
 def test_an_unknown_stream_is_refused(gateway: Gateway) -> None:
     with Client(gateway.start()) as client:
         client.send("nothing", {"n": 1})

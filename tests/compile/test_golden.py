@@ -63,6 +63,7 @@ def _time_lines(stream: Stream) -> list[str]:
         "expect": stream.expect_microseconds,
         "clocks": stream.clocks,
         "duplicates": stream.deduplication,
+        "numbers": stream.numbering,
     }
     return [f"  {name} {value}" for name, value in said.items() if value is not None]
 

@@ -82,7 +82,7 @@ def test_only_columns_that_are_used_count_in_a_fingerprint() -> None:
     assert fingerprint(view, STREAM.replace("DECIMAL(18, 2)", "DECIMAL(20, 2)")) != before
 
 
-TIMED = STREAM.replace("at TIMESTAMP", "sent TIMESTAMP, at TIMESTAMP")
+TIMED = STREAM.replace("at TIMESTAMP", "sent TIMESTAMP, seq INT NOT NULL, at TIMESTAMP")
 WINDOWED = "SELECT id, count(*) AS c FROM s GROUP BY window(at, '1 hour'), id"
 OVER = (
     "SELECT id, count(*) OVER (PARTITION BY id ORDER BY at RANGE BETWEEN INTERVAL 1 HOUR PRECEDING "
@@ -101,6 +101,7 @@ LATEST = "SELECT id, last(n) AS c FROM s GROUP BY id"
         ("5 SECONDS LATE REVISE WITHIN INTERVAL 1 DAY", True, False, False),
         ("5 SECONDS LATE REVISE SENT sent", True, True, False),
         ("5 SECONDS LATE REVISE DEDUPLICATE BY (id) WITHIN INTERVAL 1 HOUR", True, True, True),
+        ("5 SECONDS LATE REVISE NUMBERED BY seq PER (id)", False, False, False),
         ("5 SECONDS LATE REVISE FUTURE UP TO INTERVAL 1 HOUR", False, False, False),
         ("5 SECONDS LATE REVISE IDLE AFTER INTERVAL 1 HOUR", False, False, False),
         ("5 SECONDS LATE REVISE EXPECT EVERY INTERVAL 1 HOUR RETAIN 5 DAYS", False, False, False),

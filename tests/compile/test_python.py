@@ -33,11 +33,12 @@ CREATE MATERIALIZED VIEW overall AS SELECT count(*) AS n FROM transactions;
 
 CREATE STREAM pings (host STRING);
 
-CREATE STREAM readings (sensor STRING NOT NULL, at TIMESTAMP NOT NULL, sent_at TIMESTAMP, n INT)
+CREATE STREAM readings (sensor STRING NOT NULL, at TIMESTAMP NOT NULL, sent_at TIMESTAMP, n INT,
+  seq BIGINT NOT NULL)
 WATERMARK at DELAY OF INTERVAL 5 SECONDS FUTURE UP TO INTERVAL 1 HOUR IDLE AFTER INTERVAL 30 SECONDS
 LATE REVISE WITHIN INTERVAL 1 DAY SENT sent_at SKEW OVER INTERVAL 3 SECONDS CAP INTERVAL 2 DAYS
-DEDUPLICATE BY (sensor, at) WITHIN INTERVAL 1 HOUR EXPECT EVERY INTERVAL 1 MINUTE
-PARTITION BY (sensor) INTO 4 PARTITIONS;
+DEDUPLICATE BY (sensor, at) WITHIN INTERVAL 1 HOUR NUMBERED BY seq PER (sensor)
+EXPECT EVERY INTERVAL 1 MINUTE PARTITION BY (sensor) INTO 4 PARTITIONS;
 
 CREATE MATERIALIZED VIEW sessions AS
 SELECT session_window.start AS window_start, session_window.end AS window_end, sensor,
@@ -92,6 +93,7 @@ readings = headrace.stream(
         "at": "TIMESTAMP NOT NULL",
         "sent_at": "TIMESTAMP",
         "n": "INT",
+        "seq": "BIGINT NOT NULL",
     },
     watermark=("at", "5 seconds"),
     future="1 hour",
@@ -100,6 +102,7 @@ readings = headrace.stream(
     sent="sent_at",
     skew="3 seconds",
     cap="2 days",
+    numbered=("seq", ["sensor"]),
     deduplicate=(("sensor", "at"), "1 hour"),
     expect="1 minute",
     partition_by=["sensor"],

@@ -18,7 +18,8 @@ from headrace.gateway.completeness import ProducerWatch
 from headrace.gateway.numbering import newest_senders
 from headrace.gateway.requests import ProducerKey
 from headrace.gateway.skew import Skews
-from headrace.log.contract import Group, ProducerRange, Receipt, heard_note
+from headrace.gateway.tokens import create_token
+from headrace.log.contract import Group, ProducerRange, Receipt, heard_note, retire_note
 from headrace.log.embedded import open_writer
 from headrace.model.definitions import Project
 from headrace.model.settings import Settings
@@ -97,6 +98,15 @@ def test_a_producer_is_silent_after_the_expected_interval(watched: Watched) -> N
     assert watched.summary()["silent_producers"] == 2
     watched.writer.append(Group(receipts=(heard_note(watched.now, "sensors", "sensor-8"),)))
     assert watched.summary()["text"] == "sensor-7 silent for 61 s"
+    watched.writer.append(Group(receipts=(retire_note(watched.now, "sensors", "sensor-7"),)))
+    assert watched.summary()["text"] == "all heard from"
+    watched.writer.checkpoint()
+    watched.start()
+    watched.now += 61 * SECOND
+    assert watched.summary()["text"] == "sensor-8 silent for 61 s"
+    watched.send("sensor-7", 1)
+    watched.now += 61 * SECOND
+    assert watched.summary()["silent_producers"] == 2
 
 
 def test_nobody_is_silent_before_the_gateway_has_listened_long_enough(watched: Watched) -> None:
@@ -252,6 +262,117 @@ def test_the_newest_event_of_several_requests_says_who_is_furthest() -> None:
     assert sent(batch, None) == "a"
     assert sent(batch.slice(2), np.array([2, 3, 4])) == "b"
     assert newest_senders(stream, requests[:1], [5])(batch, None) == "a"
+
+
+def test_decisions_about_producers_outlive_a_crash(
+    make_gateway: Callable[..., Any], make_transaction: Callable[..., Any]
+) -> None:
+    gateway = make_gateway()
+    for first in (0, 5, 9):
+        _numbered(gateway, make_transaction, first, 1)
+    _numbered(gateway, make_transaction, 0, 1, epoch=2)
+    _numbered(gateway, make_transaction, 3, 1, epoch=2)
+
+    def decide(what: str, **body: Any) -> Any:
+        path = f"/v1/streams/Transactions/completeness/{what}"
+        return gateway.client.post(path, json={"producer": "till-7", **body})
+
+    assert _page(gateway)["summary"]["missing_events"] == 9
+    answer = decide("accept", epoch=0, first=2, last=6).json()
+    assert answer == {
+        "stream": "transactions",
+        "producer": "till-7",
+        "accepted_events": 4,
+        "missing_events": 5,
+    }
+    assert decide("retire").json()["state"] == "retired"
+    gateway.kill()
+    gateway.start()
+    (producer,) = _page(gateway)["producers"]
+    newest, line = producer["epochs"]
+    assert producer["retired"]
+    assert (newest["missing_events"], line["missing_events"], line["accepted_events"]) == (2, 3, 4)
+    assert [(gap["first"], gap["last"]) for gap in line["gaps"]] == [(1, 1), (7, 8)]
+    assert _numbered(gateway, make_transaction, 3, 1)["accepted"] == 1  # it came after all
+    assert decide("accept").json()["accepted_events"] == 5
+    page = _page(gateway)
+    assert page["summary"]["text"] == "nothing missing"
+    assert not page["producers"][0]["retired"]
+    assert page["producers"][0]["epochs"][1]["accepted_events"] == 6
+    beat = {"stream": "transactions", "producer": "till-7", "finished": True}
+    assert gateway.client.post("/v1/heartbeats", json=beat).status_code == 200
+    assert _page(gateway)["producers"][0]["retired"]
+    for path, body, status, code in (
+        ("accept", {"producer": "nobody"}, 404, "unknown-producer"),
+        ("retire", {"producer": "nobody"}, 404, "unknown-producer"),
+        ("accept", {"first": 3, "last": 2}, 422, "bad-decision"),
+        ("retire", {"first": 3}, 422, "bad-decision"),
+    ):
+        refused = decide(path, **body)
+        assert (refused.status_code, refused.json()["code"]) == (status, code)
+    secret = create_token(gateway.settings, "reader", ["query", "ingest:*"])
+    gateway.kill()
+    gateway.start()
+    gateway.client.headers["Authorization"] = f"Bearer {secret}"
+    assert decide("retire").json()["code"] == "scope-missing"
+    assert gateway.client.post("/v1/heartbeats", json=beat).status_code == 200
+
+
+METERS = """CREATE STREAM meters (meter STRING NOT NULL, seq INT NOT NULL, at TIMESTAMP NOT NULL)
+WATERMARK at LATE REVISE NUMBERED BY seq PER (meter) EXPECT EVERY INTERVAL 1 HOUR
+PARTITION BY (meter) INTO 3 PARTITIONS;"""
+
+
+def test_numbers_in_events_are_counted_over_a_crash(
+    make_gateway: Callable[..., Any], eventually: Callable[..., None]
+) -> None:
+    gateway = make_gateway(definitions=METERS)
+
+    def send(*rows: tuple[str, int, int], **headers: str) -> None:
+        events = [{"meter": m, "seq": n, "at": f"2026-01-01T00:00:{t:02}Z"} for m, n, t in rows]
+        assert gateway.send(events, "meters", headers).json()["accepted"] == len(events)
+
+    def page() -> dict[str, Any]:
+        found: dict[str, Any] = gateway.client.get("/v1/streams/meters/completeness").json()
+        return found
+
+    headers = {"Headrace-Producer": "hub", "Headrace-Sequence": "7"}
+    send(("a", 1, 1), ("b", 1, 1), ("a", 4, 4), ("a", 4, 4), **headers)
+    send(("a", 3, 3), ("b", 2, 2), ("b", 3, 3), ("b", 1, 9), ("b", 2, 10))  # b starts over
+    before = page()
+    gateway.kill()
+    gateway.start()
+    assert page() == before
+    assert before["summary"] == {
+        "producers": 2,
+        "missing_events": 1,
+        "silent_producers": 0,
+        "late_fills": 1,
+        "duplicates": 1,
+        "resets": 1,
+        "text": "1 event missing",
+    }
+    a, b, hub = before["producers"]
+    assert [p["numbered_by"] for p in (a, b, hub)] == ["events", "events", "requests"]
+    assert [(gap["first"], gap["last"]) for gap in a["epochs"][0]["gaps"]] == [(2, 2)]
+    assert [(line["epoch"], line["lowest"], line["highest"]) for line in b["epochs"]] == [
+        (1, 1, 2),
+        (0, 1, 3),
+    ]
+    file = gateway.settings.run_directory / "completeness.json"
+    eventually(lambda: file.exists() and b'"missing_events":1' in file.read_bytes())
+    decided = {"producer": "a", "first": 2, "last": 2}
+    path = "/v1/streams/meters/completeness/accept"
+    assert gateway.client.post(path, json=decided).json()["accepted_events"] == 1
+    assert gateway.client.post(path.replace("accept", "retire"), json={"producer": "b"}).is_success
+    gateway.kill()
+    gateway.start()
+    assert page()["summary"]["text"] == "all heard from"
+    assert [p["retired"] for p in page()["producers"]] == [False, True, False]
+    send(("a", 2, 2), ("b", 3, 11))
+    a, b, _ = page()["producers"]
+    assert (a["epochs"][0]["accepted_events"], a["epochs"][0]["late_fills"]) == (0, 2)
+    assert not b["retired"]
 
 
 def test_pages_parameters_and_metrics(

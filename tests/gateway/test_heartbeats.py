@@ -59,6 +59,8 @@ def test_a_producer_moves_the_partition_its_events_go_to(make_gateway: Any) -> N
         ({"stream": "notes", "complete_up_to": "soon"}, 422, "bad-heartbeat"),
         ({"stream": "notes", "complete_up_to": AT, "producer": ""}, 422, "bad-heartbeat"),
         ({"stream": "notes", "complete_up_to": AT, "more": 1}, 422, "bad-heartbeat"),
+        ({"stream": "notes", "complete_up_to": AT, "finished": True}, 422, "bad-heartbeat"),
+        ({"stream": "notes", "producer": "p"}, 422, "bad-heartbeat"),
         ([{"stream": "notes", "complete_up_to": AT}] * 1_001, 422, "bad-heartbeat"),
         ({"stream": "nothing", "complete_up_to": AT}, 404, "unknown-stream"),
     ],

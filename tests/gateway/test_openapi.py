@@ -63,6 +63,8 @@ def test_it_covers_every_path_of_the_contract() -> None:
         ("POST", "/v1/deadletters/discard"),
         ("GET", "/v1/streams"),
         ("GET", "/v1/streams/{stream}/completeness"),
+        ("POST", "/v1/streams/{stream}/completeness/accept"),
+        ("POST", "/v1/streams/{stream}/completeness/retire"),
         ("GET", "/v1/streams/{stream}/late"),
         ("POST", "/v1/streams/{stream}/late/apply"),
         ("POST", "/v1/streams/{stream}/resume"),

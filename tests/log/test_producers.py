@@ -20,6 +20,7 @@ from headrace.log.contract import (
     PartitionBatch,
     ProducerRange,
     Receipt,
+    accept_note,
     heard_note,
     repeat_note,
 )
@@ -51,6 +52,38 @@ def test_any_order_of_numbers_is_counted_as_the_plain_way_counts(
                 producers.load(lines, writers)
         assert producers.reports("S", "", 10) == naive.reports()
         assert producers.completeness("s") == naive.total()
+
+
+DECISION = st.tuples(st.booleans(), st.integers(0, 40), st.integers(1, 12), st.booleans())
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps=st.lists(DECISION, max_size=40))
+def test_what_is_accepted_is_missed_no_more_until_it_comes(
+    steps: list[tuple[bool, int, int, bool]],
+) -> None:
+    producers, kept = Producers(100, 1_000), list[Any]()
+    seen, accepted = set[int](), set[int]()
+    for is_decision, first, count, is_loaded in steps:
+        numbers = set(range(first, first + count))
+        missing = set(range(min(seen, default=0), max(seen, default=0))) - seen
+        if is_decision:
+            producers.add(accept_note(1, "S", "p", -1, first, count).ranges, 1)
+            accepted |= numbers & missing
+        else:
+            producers.add([ProducerRange("s", "p", 0, first, count)], 1)
+            seen, accepted = seen | numbers, accepted - numbers
+        if is_loaded:
+            kept.append(producers.take_changed(False))
+            producers = Producers(100, 1_000)
+            for lines, writers in kept:
+                producers.load(lines, writers)
+        missing = set(range(min(seen, default=0), max(seen, default=0))) - seen - accepted
+        assert producers.completeness("s").missing == len(missing)
+        for line in [line for report in producers.reports("s", "", 1) for line in report.lines]:
+            gaps = [number for gap in line.gaps for number in range(gap.first, gap.last + 1)]
+            assert gaps == sorted(missing)
+            assert (line.missing, line.accepted) == (len(missing), len(accepted))
 
 
 def test_overtaking_requests_leave_no_gap(embedded: Any, shop: Any) -> None:

@@ -7,11 +7,12 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import msgspec
 
 from headrace.client.calls import Call
 from headrace.client.outbox import Batch, Quarantined, Refused, Retry, Stored
@@ -25,6 +26,7 @@ _log = logging.getLogger("headrace.client")
 CONNECT_SECONDS_MAX = 5.0
 CLOSE_SECONDS_MAX = 30.0
 CLOSE_UNREACHED_SECONDS_MAX = 1.0
+GOODBYE_SECONDS_MAX = 2.0
 SILENCE_SECONDS_MAX = 45.0  # three heartbeats of a subscription
 
 
@@ -38,6 +40,7 @@ class Connection:
     epoch: int
     sends_time: bool
     process: int
+    is_named: bool
 
     @classmethod
     def make(
@@ -66,6 +69,7 @@ class Connection:
             epoch,
             sends_time,
             os.getpid(),
+            producer is not None,
         )
 
     def close_seconds(self, error: BaseException | None) -> float:
@@ -88,6 +92,15 @@ class Connection:
 
     def batch_headers(self, batch: Batch) -> dict[str, str]:
         return batch.headers(self.producer, self.epoch, with_sent_at=self.sends_time)
+
+    def goodbye(self, streams: Sequence[str]) -> bytes | None:
+        """The body that says that this producer has ended, for POST /v1/heartbeats. None for one
+        with a name, which will be back, and for one that the server knows nothing of."""
+        if self.is_named or not streams:
+            return None
+        return msgspec.json.encode(
+            [{"stream": s, "producer": self.producer, "finished": True} for s in streams]
+        )
 
     def limits(self) -> httpx.Limits:
         return httpx.Limits(max_connections=None, max_keepalive_connections=self.connections + 4)

@@ -148,6 +148,7 @@ class _Lane:
     opened: Batch | None = None
     sealed: deque[Batch] = field(default_factory=deque)
     is_under_way: bool = False
+    is_stored: bool = False
     not_before: float = 0.0
 
     def seal(self) -> None:
@@ -255,10 +256,15 @@ class Outbox:
         if isinstance(outcome, Stored):
             self.counts.accepted += outcome.accepted
             self.counts.quarantined += outcome.quarantined_count
+            lane.is_stored = True
         else:
             self.counts.refused += len(batch.events)
             self._refused_unreported += len(batch.events)
             self._refusals.append(outcome)
+
+    def stored_streams(self) -> list[str]:
+        """Those the server has stored something of."""
+        return [stream for stream, lane in self._lanes.items() if lane.is_stored]
 
     def seal_all(self) -> dict[str, int]:
         """Everything given so far is due now; returns marks for held_before()."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 
 import httpx
 
-from headrace.client.connection import Callbacks, Connection
+from headrace.client.connection import GOODBYE_SECONDS_MAX, Callbacks, Connection
 from headrace.client.outbox import Batch, Counts, Limits, Outbox, Refused, Retry, Stored, judge
 from headrace.client.retry import pause_seconds
 from headrace.model.errors import ClientError
@@ -89,6 +90,7 @@ class TaskSender:
             return
         try:
             await self.flush(timeout_seconds)
+            await self._say_goodbye()
         finally:
             self._is_closed = True
             self._progress.give()
@@ -96,6 +98,13 @@ class TaskSender:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._http.aclose()
+
+    async def _say_goodbye(self) -> None:
+        """Tried once: who does not hear it will call a producer silent, and that is all."""
+        body = self._connection.goodbye(self._outbox.stored_streams())
+        if body is not None:
+            with contextlib.suppress(httpx.HTTPError, RuntimeError):
+                await self._http.post("/v1/heartbeats", content=body, timeout=GOODBYE_SECONDS_MAX)
 
     def _check_usable(self) -> None:
         if self._is_closed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import logging
 import os
@@ -11,7 +12,7 @@ import time
 
 import httpx
 
-from headrace.client.connection import Callbacks, Connection
+from headrace.client.connection import GOODBYE_SECONDS_MAX, Callbacks, Connection
 from headrace.client.outbox import Batch, Counts, Limits, Outbox, Refused, Retry, Stored, judge
 from headrace.client.retry import pause_seconds
 from headrace.model.errors import ClientError
@@ -101,6 +102,7 @@ class ThreadSender:
             return
         try:
             self.flush(timeout_seconds)
+            self._say_goodbye()
         finally:
             with self._work:
                 self._closed.set()
@@ -112,6 +114,14 @@ class ThreadSender:
                 if thread is not threading.current_thread():
                     thread.join(max(0.0, ends_at - time.monotonic()))
             atexit.unregister(self._close_at_exit)
+
+    def _say_goodbye(self) -> None:
+        """Tried once: who does not hear it will call a producer silent, and that is all."""
+        with self._work:
+            body = self._connection.goodbye(self._outbox.stored_streams())
+        if body is not None:
+            with contextlib.suppress(httpx.HTTPError, RuntimeError):
+                self._http.post("/v1/heartbeats", content=body, timeout=GOODBYE_SECONDS_MAX)
 
     def _check_usable(self) -> None:
         if self._closed.is_set():

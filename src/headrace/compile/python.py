@@ -104,6 +104,7 @@ def stream(
     skew: str | None = None,
     cap: str | None = None,
     deduplicate: tuple[Sequence[str], str] | None = None,
+    numbered: tuple[str, Sequence[str]] | None = None,
     expect: str | None = None,
     partition_by: Sequence[str] = (),
     partitions: int = 1,
@@ -112,7 +113,8 @@ def stream(
     """Define a stream. `columns` gives each column's type as in SQL (`"STRING NOT NULL"`),
     `watermark` the event time and its delay (`event_time` alone: no delay), `late` what becomes of
     late events (`"revise within 1 day"`), `sent`, `skew` and `cap` how clocks are corrected,
-    `deduplicate` columns and the time within which equal ones are duplicates. `retain` is an age
+    `deduplicate` columns and the time within which equal ones are duplicates, `numbered` the column
+    in which writers number their events and the columns that tell writers. `retain` is an age
     (`"7 days"`) or a mapping of `age`, `size` and `then`. What it returns begins views over the
     stream."""
     here = _here()
@@ -138,6 +140,9 @@ def stream(
     if deduplicate is not None:
         draft.deduplicate_by = [(column, here) for column in deduplicate[0]]
         draft.deduplicate_within = _within(deduplicate[1], f"stream {name}: deduplicate", here)
+    if numbered is not None:
+        draft.numbered_by = (numbered[0], here)
+        draft.numbered_per = [(column, here) for column in numbered[1]]
     draft.partition_by = [(column, here) for column in partition_by]
     draft.retention = _retention(name, retain, here)
     collector = _collector.get()

@@ -23,6 +23,7 @@ _CLAUSES = (
     "IDLE",
     "SENT",
     "DEDUPLICATE",
+    "NUMBERED",
     "EXPECT",
     "PARTITION",
     "INTO",
@@ -100,6 +101,12 @@ def _read_clause(reader: Reader, draft: StreamDraft, faults: Faults) -> None:
         reader.expect("WITHIN", hint)
         what = f"stream {draft.name}: DEDUPLICATE"
         draft.deduplicate_within = _read_within(reader, what, faults)
+    elif reader.take("NUMBERED"):
+        hint = "NUMBERED BY number PER (column, …)"
+        _expect(reader, "BY", hint=hint)
+        draft.numbered_by = reader.name("the column with the event's number")
+        reader.expect("PER", hint)
+        draft.numbered_per = _read_names(reader, hint)
     elif reader.take("PARTITION", "BY"):
         draft.partition_by = _read_names(reader, "PARTITION BY (column, …) INTO 4 PARTITIONS")
     elif reader.take("INTO"):
@@ -114,7 +121,8 @@ def _read_clause(reader: Reader, draft: StreamDraft, faults: Faults) -> None:
             f"stream {draft.name}: {reader.peek()} is not a clause of CREATE STREAM",
             closest(reader.peek(), _CLAUSES)
             or "clauses are WATERMARK … DELAY OF …, EVENT TIME, LATE, FUTURE UP TO, IDLE AFTER, "
-            "SENT, DEDUPLICATE BY, EXPECT EVERY, PARTITION BY, INTO … PARTITIONS, RETAIN",
+            "SENT, DEDUPLICATE BY, NUMBERED BY, EXPECT EVERY, PARTITION BY, INTO … PARTITIONS, "
+            "RETAIN",
         )
 
 

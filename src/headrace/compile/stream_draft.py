@@ -36,6 +36,8 @@ class StreamDraft:
     cap: Within | None = None
     deduplicate_by: list[Named] = field(default_factory=list)
     deduplicate_within: Within | None = None
+    numbered_by: Named | None = None
+    numbered_per: list[Named] = field(default_factory=list)
     partition_by: list[Named] = field(default_factory=list)
     partitions: int = 1
     partitions_location: Location | None = None
@@ -47,7 +49,6 @@ def choose_columns(
 ) -> tuple[str, ...]:
     """Columns of a simple type, each once, in the stream's own spelling."""
     names: list[str] = []
-    clause = what.split(": ")[-1]
     for name, location in chosen:
         column = by_name.get(name.lower())
         if column is None:
@@ -59,7 +60,7 @@ def choose_columns(
         elif column.type.is_nested:
             faults.add(
                 f"{what} column {name} is {column.type}",
-                f"{clause.removesuffix(' BY').lower()} by columns of a simple type",
+                "name columns of a simple type",
                 location,
             )
         elif column.name in names:

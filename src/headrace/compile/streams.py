@@ -6,6 +6,7 @@ import re
 
 from headrace.compile.faults import Faults, closest
 from headrace.compile.stream_draft import UNKNOWN, StreamDraft, choose_columns
+from headrace.compile.stream_numbers import check_numbering
 from headrace.compile.stream_time import (
     check_bounds,
     check_clocks,
@@ -56,6 +57,7 @@ def check_stream(draft: StreamDraft, faults: Faults) -> Stream | None:
             draft.partitions_location or draft.location,
         )
     deduplication = check_deduplication(draft, by_name, faults)
+    numbering = check_numbering(draft, by_name, faults)
     if len(faults.errors) > before:
         return None
     return Stream(
@@ -70,6 +72,7 @@ def check_stream(draft: StreamDraft, faults: Faults) -> Stream | None:
         expect_microseconds=draft.expect[0] if draft.expect else None,
         clocks=clocks,
         deduplication=deduplication,
+        numbering=numbering,
         partition_by=partition_by,
         partitions=draft.partitions,
         retention=draft.retention,

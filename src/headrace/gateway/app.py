@@ -22,6 +22,7 @@ from headrace.gateway.cloudevents import binary_key, is_binary
 from headrace.gateway.committer import Committer
 from headrace.gateway.completeness import PRODUCERS_MAX, ProducerWatch
 from headrace.gateway.deadletters import LIST_MAX, DeadLetters
+from headrace.gateway.decisions import Decide, accept_gaps, retire_producer
 from headrace.gateway.heartbeats import Heartbeats
 from headrace.gateway.joined import Joined
 from headrace.gateway.metrics import Metrics
@@ -50,7 +51,9 @@ logger = logging.getLogger("headrace.gateway")
 Handler = Callable[[Any, Any], Awaitable["Response | None"]]
 
 _VIEW_PATH = re.compile(r"/v1/views/([^/]+)(?:/(changes|deadletters|rebuild|repair|snapshot))?")
-_STREAM_PATH = re.compile(r"/v1/streams/([^/]+)/(completeness|late|late/apply|resume)")
+_STREAM_PATH = re.compile(
+    r"/v1/streams/([^/]+)/(completeness(?:/accept|/retire)?|late|late/apply|resume)"
+)
 _ADMIN_BODY_BYTES_MAX = 4 * 1024 * 1024
 _QUERY_BODY_BYTES_MAX = 1 * 1024 * 1024
 
@@ -112,6 +115,8 @@ class GatewayApp:
         }
         self._stream_routes: dict[str, dict[str, tuple[str | None, Handler]]] = {
             "completeness": {"GET": ("query", self._completeness)},
+            "completeness/accept": {"POST": ("admin", self._accept_gaps)},
+            "completeness/retire": {"POST": ("admin", self._retire_producer)},
             "late": {"GET": ("query", self._forward_about_stream)},
             "late/apply": {"POST": ("admin", self._forward_about_stream)},
             "resume": {"POST": ("admin", self._forward_about_stream)},
@@ -207,8 +212,8 @@ class GatewayApp:
             self._access.check(scope.headers, scope.authority, f"ingest:{stream}")
 
         received = time.time_ns() // 1000
-        advances = self._heartbeats.read(body, received, check)
-        await self._heartbeats.store(advances, received)
+        beats = self._heartbeats.read(body, received, check)
+        await self._heartbeats.store(beats, received)
         return 200, JSON_HEADERS, b'{"state":"durable"}'
 
     # --------------------------------------------------------------------------------- routing
@@ -299,6 +304,18 @@ class GatewayApp:
         limit = number_parameter(parameters, "limit", 100, 1, PRODUCERS_MAX)
         page = await asyncio.to_thread(self._watch.document, stream, after, limit)
         return 200, JSON_HEADERS, msgspec.json.encode(page)
+
+    async def _accept_gaps(self, scope: Any, protocol: Any) -> Response:
+        return await self._decide(scope, protocol, accept_gaps)
+
+    async def _retire_producer(self, scope: Any, protocol: Any) -> Response:
+        return await self._decide(scope, protocol, retire_producer)
+
+    async def _decide(self, scope: Any, protocol: Any, decide: Decide) -> Response:
+        stream = self._stream_of(scope.path)
+        body = await self._bodies.read(protocol, scope.headers, _QUERY_BODY_BYTES_MAX)
+        job = decide(stream, body, time.time_ns() // 1000)
+        return 200, JSON_HEADERS, msgspec.json.encode(await self._committer.run_job(job))
 
     async def _resubmit(self, scope: Any, protocol: Any) -> Response:
         body = await self._bodies.read(protocol, scope.headers, _ADMIN_BODY_BYTES_MAX)

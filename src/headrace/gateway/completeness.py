@@ -128,6 +128,8 @@ class ProducerWatch:
         now = self._clock()
         stream = self._streams[name]
         reports = self._writer.producers(name, after, limit + 1)
+        names = sorted({report.producer for report in reports})
+        shown = [report for report in reports if report.producer in names[:limit]]
         of_all = self._writer.completeness(name)
         all_quiet = self._quiet(now, [stream]).get(name, ())
         quiet = dict(all_quiet)
@@ -145,10 +147,11 @@ class ProducerWatch:
                 "text": _text(sums, stream, now),
             },
             "producers": [
-                _producer(r, r.producer in quiet, now) | {"clocks": self._clocks(name, r.producer)}
-                for r in reports[:limit]
+                _producer(r, _is_watched(stream, r) and r.producer in quiet, now)
+                | {"clocks": self._clocks(name, r.producer)}
+                for r in shown
             ],
-            "next_after": reports[limit - 1].producer if len(reports) > limit else None,
+            "next_after": names[limit - 1] if len(names) > limit else None,
         }
 
     def _clocks(self, stream: str, producer: str) -> dict[str, Any] | None:
@@ -184,6 +187,11 @@ class ProducerWatch:
         yield from (missing, silent, *counters.values())
 
 
+def _is_watched(stream: Stream, report: ProducerReport) -> bool:
+    """With NUMBERED BY, the writers that events name are the producers that are expected."""
+    return stream.numbering is None or report.numbered_by == "events"
+
+
 def _text(sums: StreamProducers, stream: Stream, now: int) -> str:
     if not sums.producers:
         return "no producer has been heard from"
@@ -195,6 +203,8 @@ def _producer(report: ProducerReport, is_silent: bool, now: int) -> dict[str, An
     silent_for = (now - report.heard_at_microseconds) / 1_000_000 if is_silent else None
     return {
         "producer": report.producer,
+        "numbered_by": report.numbered_by,
+        "retired": report.is_retired,
         "heard_at": _time(report.heard_at_microseconds),
         "silent_for_seconds": silent_for,
         "resets": report.resets,
@@ -212,6 +222,7 @@ def _line(line: LineReport) -> dict[str, Any]:
         "start_is_known": line.lowest <= 1,
         "present": line.present,
         "missing_events": line.missing,
+        "accepted_events": line.accepted,
         "gaps": [
             {"first": gap.first, "last": gap.last, "noticed_at": _time(gap.noticed_at_microseconds)}
             for gap in line.gaps

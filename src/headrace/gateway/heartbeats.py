@@ -4,12 +4,14 @@ For a stream, "complete up to T" puts the watermark of every partition at T at l
 producer it is as if an event of that producer at T had come: on the partition its events go to, or
 on all of them where the producer does not decide it. Heartbeats that come together are stored by
 one commit; one that says nothing new is not stored at all, so a retry is harmless.
+
+A producer that ends says so with `finished`: it is retired, and nobody calls it silent.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -19,7 +21,14 @@ from headrace.gateway.committer import Committer
 from headrace.gateway.decode_record import RecordError, read_timestamp
 from headrace.gateway.partitioning import partition_of_text
 from headrace.gateway.requests import PRODUCER_CHARACTERS_MAX
-from headrace.log.contract import Advance, Group, LogWriter, heard_note
+from headrace.log.contract import (
+    Advance,
+    Group,
+    LogWriter,
+    Receipt,
+    heard_note,
+    retire_note,
+)
 from headrace.model.definitions import Project, Stream
 from headrace.model.errors import RequestError
 
@@ -32,20 +41,31 @@ _Producer = Annotated[str, msgspec.Meta(min_length=1, max_length=PRODUCER_CHARAC
 
 class _Heartbeat(msgspec.Struct, forbid_unknown_fields=True):
     stream: str
-    complete_up_to: str
+    complete_up_to: str | None = None
     producer: _Producer | None = None
+    finished: bool = False
 
 
 _decoder = msgspec.json.Decoder(_Heartbeat | list[_Heartbeat])
 
 
+@dataclass(frozen=True)
+class Beats:
+    """What a request asks for: advances, and the (stream, producer)s that it is from or that
+    ended."""
+
+    advances: list[Advance] = field(default_factory=list)
+    heard: list[tuple[str, str]] = field(default_factory=list)
+    finished: list[tuple[str, str]] = field(default_factory=list)
+
+
 @dataclass(slots=True)
 class _Waiting:
-    """The furthest advance of each partition among those stored together, and the producers they
-    were heard from, by stream."""
+    """The furthest advance of each partition among those stored together, and notes of the
+    producers they were heard from, or that ended."""
 
     furthest: dict[tuple[str, int], Advance] = field(default_factory=dict)
-    heard: dict[tuple[str, str], int] = field(default_factory=dict)
+    notes: dict[tuple[str, str], Receipt] = field(default_factory=dict)
     is_taken: bool = False
     failure: Exception | None = None
 
@@ -59,8 +79,8 @@ class Heartbeats:
         self._waiting = _Waiting()
         self._turn = asyncio.Lock()
 
-    def read(self, body: bytes, received: int, check: Callable[[str], None]) -> list[Advance]:
-        """The advances that the body asks for. `check` raises unless the client may write to the
+    def read(self, body: bytes, received: int, check: Callable[[str], None]) -> Beats:
+        """What the body asks for. `check` raises unless the client may write to the
         stream. Raises RequestError: 404 for an unknown stream, 422 for a body that cannot be used
         or a time too far in the future."""
         try:
@@ -73,18 +93,23 @@ class Heartbeats:
         for name in {heartbeat.stream for heartbeat in given}:
             known = self._streams.get(name.lower())
             check(known.name if known is not None else name)
-        return [advance for one in given for advance in self._advances(one, received)]
+        beats = Beats()
+        for one in given:
+            self._add(one, received, beats)
+        return beats
 
-    async def store(self, advances: Iterable[Advance], received: int) -> None:
+    async def store(self, beats: Beats, received: int) -> None:
         """Returns when they are durable. Raises what the log raises."""
         mine = self._waiting
-        for advance in advances:
+        for advance in beats.advances:
             place = (advance.stream, advance.partition)
             known = mine.furthest.get(place)
             if known is None or known.maximum_microseconds < advance.maximum_microseconds:
                 mine.furthest[place] = advance
-            if advance.producer:
-                mine.heard[advance.stream, advance.producer] = received
+        for writer in beats.heard:
+            mine.notes[writer] = heard_note(received, *writer)
+        for writer in beats.finished:
+            mine.notes[writer] = retire_note(received, *writer)
         async with self._turn:
             if not mine.is_taken:
                 mine.is_taken = True
@@ -94,8 +119,8 @@ class Heartbeats:
             raise mine.failure
 
     async def _store(self, waiting: _Waiting) -> None:
-        notes = [heard_note(at, stream, name) for (stream, name), at in waiting.heard.items()]
-        group = Group(receipts=tuple(notes), advances=tuple(waiting.furthest.values()))
+        notes, advances = tuple(waiting.notes.values()), tuple(waiting.furthest.values())
+        group = Group(receipts=notes, advances=advances)
 
         def job(writer: LogWriter) -> Any:
             return writer.append(group)
@@ -110,7 +135,7 @@ class Heartbeats:
             )
             raise
 
-    def _advances(self, heartbeat: _Heartbeat, received: int) -> Sequence[Advance]:
+    def _add(self, heartbeat: _Heartbeat, received: int, beats: Beats) -> None:
         stream = self._streams.get(heartbeat.stream.lower())
         if stream is None:
             raise RequestError(
@@ -119,24 +144,37 @@ class Heartbeats:
                 f"there is no stream {heartbeat.stream[:100]!r}",
                 hint=f"streams are {', '.join(s.name for s in self._streams.values()) or 'none'}",
             )
-        try:
-            complete = read_timestamp(heartbeat.complete_up_to)
-        except RecordError as error:
-            raise _bad(f"complete_up_to: {error}") from None
-        if complete > received + stream.future_microseconds:
-            raise RequestError(
-                422,
-                "far-future",
-                f"complete_up_to {heartbeat.complete_up_to} is further in the future than the "
-                f"stream {stream.name} allows",
-                hint="check the client's clock; the bound is FUTURE UP TO in CREATE STREAM",
-            )
-        producer = heartbeat.producer or ""
-        maximum = complete if producer else complete + stream.delay_microseconds
-        return [
-            Advance(stream.name, partition, maximum, "heartbeat", producer)
-            for partition in _partitions(stream, heartbeat.producer)
-        ]
+        is_end = heartbeat.finished and heartbeat.producer is not None
+        if not is_end and (heartbeat.finished or heartbeat.complete_up_to is None):
+            raise _bad("a heartbeat has complete_up_to, or a producer that is finished")
+        if heartbeat.producer is not None:
+            writers = beats.finished if heartbeat.finished else beats.heard
+            writers.append((stream.name, heartbeat.producer))
+        if heartbeat.complete_up_to is not None:
+            beats.advances.extend(_advances(stream, heartbeat, heartbeat.complete_up_to, received))
+
+
+def _advances(
+    stream: Stream, heartbeat: _Heartbeat, complete_up_to: str, received: int
+) -> Sequence[Advance]:
+    try:
+        complete = read_timestamp(complete_up_to)
+    except RecordError as error:
+        raise _bad(f"complete_up_to: {error}") from None
+    if complete > received + stream.future_microseconds:
+        raise RequestError(
+            422,
+            "far-future",
+            f"complete_up_to {complete_up_to} is further in the future than the "
+            f"stream {stream.name} allows",
+            hint="check the client's clock; the bound is FUTURE UP TO in CREATE STREAM",
+        )
+    producer = heartbeat.producer or ""
+    maximum = complete if producer else complete + stream.delay_microseconds
+    return [
+        Advance(stream.name, partition, maximum, "heartbeat", producer)
+        for partition in _partitions(stream, heartbeat.producer)
+    ]
 
 
 def _partitions(stream: Stream, producer: str | None) -> Sequence[int]:

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import msgspec
 
-from headrace.gateway.completeness import PRODUCERS_MAX
+from headrace.gateway.openapi_completeness import completeness_paths
 from headrace.gateway.openapi_late import late_paths, ledger_paths
 from headrace.gateway.openapi_parts import answer, operation, parameter, problems, reference
 from headrace.gateway.openapi_schemas import Json, openapi_schemas
@@ -50,7 +50,7 @@ def openapi_document() -> Json:
             "description": "Send events, read views that stay exact and live.",
         },
         "paths": {**_event_paths(), **_dead_letter_paths(), **_view_paths(), **_own_paths()}
-        | _completeness_paths()
+        | completeness_paths()
         | late_paths()
         | ledger_paths(),
         "components": {
@@ -133,30 +133,6 @@ def _event_paths() -> Json:
     }
 
 
-def _completeness_paths() -> Json:
-    limit = {"type": "integer", "minimum": 1, "maximum": PRODUCERS_MAX}
-    return {
-        "/v1/streams/{stream}/completeness": {
-            "get": operation(
-                "showCompleteness",
-                "Gaps in sequence numbers, and producers that have gone silent.",
-                {
-                    "200": answer("A page.", reference("Completeness")),
-                    **problems(404, 422, 503),
-                },
-                scope="query",
-                parameters=[
-                    parameter(
-                        "stream", {"type": "string"}, "The stream.", place="path", required=True
-                    ),
-                    parameter("after", {"type": "string"}, "Only producers after this name."),
-                    parameter("limit", limit, "At most so many producers; default 100."),
-                ],
-            )
-        }
-    }
-
-
 def _dead_letter_paths() -> Json:
     numbers = {
         "type": "array",
@@ -232,7 +208,7 @@ def _dead_letter_paths() -> Json:
 
 
 def _view_paths() -> Json:
-    name = parameter("view", {"type": "string"}, "The view.", place="path", required=True)
+    name = _view_parameter()
     rows = answer("Rows and their freshness.", reference("Rows"))
     for media_type in _ROW_TYPES:
         rows["content"][media_type] = {"schema": {}}
@@ -304,32 +280,16 @@ def _view_paths() -> Json:
                 scope="admin",
             ),
         },
-        "/v1/views/{view}/repair": {
-            "parameters": [name],
-            "post": operation(
-                "repairView",
-                "Replace rows that a proof found wrong, from a file of the run directory.",
-                {"200": answer("Replaced.", any_object), **problems(400, 404, 408, 409, 503)},
-                scope="admin",
-                requestBody={
-                    "required": True,
-                    "content": {"application/json": {"schema": any_object}},
-                },
-            ),
-        },
-        "/v1/views/{view}/snapshot": {
-            "parameters": [name],
-            "post": operation(
-                "snapshotView",
-                "Write a view's rows at one tick to a file of the project's run directory.",
-                {"200": answer("Written.", any_object), **problems(400, 404, 408, 409, 503)},
-                scope="admin",
-                requestBody={
-                    "required": True,
-                    "content": {"application/json": {"schema": any_object}},
-                },
-            ),
-        },
+        "/v1/views/{view}/repair": _proof_path(
+            "repairView",
+            "Replace rows that a proof found wrong, from a file of the run directory.",
+            "Replaced.",
+        ),
+        "/v1/views/{view}/snapshot": _proof_path(
+            "snapshotView",
+            "Write a view's rows at one tick to a file of the project's run directory.",
+            "Written.",
+        ),
         "/v1/sql": {
             "post": operation(
                 "query",
@@ -340,6 +300,25 @@ def _view_paths() -> Json:
             )
         },
     }
+
+
+def _proof_path(identity: str, summary: str, done: str) -> Json:
+    """One of the two steps of a proof, which talk through a file."""
+    any_object: Json = {"type": "object"}
+    return {
+        "parameters": [_view_parameter()],
+        "post": operation(
+            identity,
+            summary,
+            {"200": answer(done, any_object), **problems(400, 404, 408, 409, 503)},
+            scope="admin",
+            requestBody={"required": True, "content": {"application/json": {"schema": any_object}}},
+        ),
+    }
+
+
+def _view_parameter() -> Json:
+    return parameter("view", {"type": "string"}, "The view.", place="path", required=True)
 
 
 def _own_paths() -> Json:

@@ -38,7 +38,15 @@ def openapi_schemas() -> Json:
         "raw_base64",
     )
     heartbeat = _object(
-        {"stream": text, "complete_up_to": text, "producer": text_or_null}, "producer"
+        {
+            "stream": text,
+            "complete_up_to": text_or_null,
+            "producer": text_or_null,
+            "finished": {"type": "boolean"},
+        },
+        "complete_up_to",
+        "producer",
+        "finished",
     )
     freshness = _object(
         {
@@ -88,6 +96,15 @@ def openapi_schemas() -> Json:
             }
         ),
         "Completeness": _completeness(),
+        "AcceptedGaps": _object(
+            {
+                "stream": text,
+                "producer": text,
+                "accepted_events": number,
+                "missing_events": number,
+            }
+        ),
+        "RetiredProducer": _object({"stream": text, "producer": text, "state": text}),
         "Rows": _object(
             {
                 "rows": {"type": "array", "items": {"type": "object"}},
@@ -119,6 +136,7 @@ def _completeness() -> Json:
     line = _object(
         {
             **dict.fromkeys(("epoch", "lowest", "highest", "present"), number),
+            "accepted_events": number,
             **counted,
             "start_is_known": truth,
             "gaps": {"type": "array", "items": gap, "maxItems": GAPS_MAX},
@@ -131,6 +149,8 @@ def _completeness() -> Json:
     producer = _object(
         {
             "producer": text,
+            "numbered_by": {"type": "string", "enum": ["requests", "events"]},
+            "retired": truth,
             "heard_at": text,
             "silent_for_seconds": {"type": ["number", "null"]},
             "resets": number,
@@ -144,7 +164,7 @@ def _completeness() -> Json:
         {
             "stream": text,
             "summary": _object({**whole, **counted, "text": text}),
-            "producers": {"type": "array", "items": producer, "maxItems": PRODUCERS_MAX},
+            "producers": {"type": "array", "items": producer, "maxItems": 2 * PRODUCERS_MAX},
             "next_after": text_or_null,
         }
     )

@@ -16,6 +16,7 @@ import msgspec
 
 from headrace.log.frames import replace_file
 from headrace.log.holders import HolderRecord
+from headrace.log.numbered_streams import NumberedRecord
 from headrace.log.numbers import LineRecord
 from headrace.log.producers import WriterRecord
 from headrace.model.errors import LogCorruptError
@@ -44,6 +45,7 @@ class Checkpoint:
     dead_letters_dropped: int = 0
     writers: list[WriterRecord] = field(default_factory=list)
     holders: list[HolderRecord] = field(default_factory=list)
+    numbered: list[NumberedRecord] = field(default_factory=list)
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -48,10 +48,11 @@ class Commits:
         self._running: tuple[Checkpoint, set[Path], Future[None]] | None = None
         layout = read_layout(directory)
         self.layout = layout.extended(streams)
-        opened = open_log(directory, layout, log_settings, gateway_settings)
+        opened = open_log(directory, layout, streams, log_settings, gateway_settings)
         self._journal, self._checkpoints = opened.journal, opened.checkpoints
         self.partitions = opened.partitions
         self.receipts, self.producers = opened.receipts, opened.producers
+        self.numbered = opened.producers.numbered
         self._fresh_receipts = opened.fresh_receipts
         self.next_group = opened.next_group
         self._durable_ends = opened.durable_ends
@@ -200,6 +201,7 @@ class Commits:
                 self.dead_letters_dropped,
                 writers,
                 self.producers.holders.records(),
+                self.numbered.take_changed(is_whole),
             )
         self._fresh_receipts = []
         unsynced = set().union(*(files.take_unsynced() for files in self.partitions.values()))

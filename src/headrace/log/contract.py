@@ -18,6 +18,7 @@ from headrace.model.definitions import Stream
 __all__ = [
     "EVENT_TIME",
     "GAPS_MAX",
+    "GAPS_TOTAL_MAX",
     "LINES_MAX",
     "QUALITIES",
     "QUALITY",
@@ -37,15 +38,19 @@ __all__ = [
     "ProducerRange",
     "ProducerReport",
     "Receipt",
+    "accept_note",
     "clock_column",
     "heard_note",
     "repeat_note",
+    "retire_note",
     "stored_schema",
 ]
 
 RECEIVED_AT = "_received_at"  # TIMESTAMP, when the gateway had the request; in every stream
 LINES_MAX = 20  # number lines in a report, of one producer
+NUMBERS_MAX = 2**62  # sequence numbers are below this
 GAPS_MAX = 100  # gaps in a report, of one number line
+GAPS_TOTAL_MAX = 10_000  # of all; then lines come without gaps, marked as truncated
 NO_EVENT_TIME = -(2**63)  # the running maximum before the first event of a partition
 
 # Only in streams with clocks, between the stream's own columns and RECEIVED_AT:
@@ -87,7 +92,10 @@ class PartitionBatch:
 class ProducerRange:
     """Sequence numbers first … first + count - 1 of one producer's number line on one stream, and
     the highest event time that came with them. With `count` 0 the producer was only heard, or,
-    with a `partition`, is the one that brought it to this event time ("" if nobody is known)."""
+    with a `partition`, is the one that brought it to this event time ("" if nobody is known).
+
+    A `mark` says what was decided instead: of missing numbers (epoch -1: of every epoch) that they
+    are `accepted` as such, of the producer that it is `retired`."""
 
     stream: str
     producer: str
@@ -96,6 +104,7 @@ class ProducerRange:
     count: int
     event_time_microseconds: int = NO_EVENT_TIME
     partition: int = -1
+    mark: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,6 +137,26 @@ def heard_note(received_at_microseconds: int, stream: str, producer: str) -> Rec
     return Receipt(b"", b"", b"", received_at_microseconds, (heard,))
 
 
+def retire_note(received_at_microseconds: int, stream: str, producer: str) -> Receipt:
+    """That nothing more is expected of a producer, until it is heard from again."""
+    ended = ProducerRange(stream, producer, 0, 0, 0, mark="retired")
+    return Receipt(b"", b"", b"", received_at_microseconds, (ended,))
+
+
+def accept_note(
+    received_at_microseconds: int,
+    stream: str,
+    producer: str,
+    epoch: int = -1,
+    first: int = 0,
+    count: int = NUMBERS_MAX,
+) -> Receipt:
+    """That what is missing of these numbers just now is not missed any more. A number of them that
+    comes all the same is taken in as any late one."""
+    numbers = ProducerRange(stream, producer, epoch, first, count, mark="accepted")
+    return Receipt(b"", b"", b"", received_at_microseconds, (numbers,))
+
+
 @dataclass(frozen=True)
 class Gap:
     """Numbers first … last that have not come although a higher one had, and when that was."""
@@ -140,7 +169,8 @@ class Gap:
 @dataclass(frozen=True)
 class LineReport:
     """One number line of a producer. `lowest` is where it begins for the log: what is below was
-    never received, and whether it was sent is not known. `gaps` are the lowest ones."""
+    never received, and whether it was sent is not known. `gaps` are the lowest ones, without what
+    was accepted: `accepted` are numbers that did not come and do not count as missing."""
 
     epoch: int
     lowest: int
@@ -154,18 +184,23 @@ class LineReport:
     first_received_at_microseconds: int
     last_received_at_microseconds: int
     last_event_time_microseconds: int | None
+    accepted: int = 0
 
 
 @dataclass(frozen=True)
 class ProducerReport:
     """One producer on one stream: when it was last heard from, how many times it took a higher
-    epoch, and its lines, newest epoch first."""
+    epoch, and its lines, newest epoch first. `numbered_by` says where the numbers stand: in the
+    headers of `requests`, or in the `events` of a stream with NUMBERED BY, whose producers are the
+    writers named there; an epoch is then counted each time one starts over."""
 
     producer: str
     heard_at_microseconds: int
     resets: int
     lines: tuple[LineReport, ...]
     lines_truncated: bool = False
+    numbered_by: str = "requests"
+    is_retired: bool = False
 
 
 @dataclass(frozen=True)
@@ -181,7 +216,8 @@ class Completeness:
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A record that could not be accepted. `position` counts from 0 within its request."""
+    """A record that could not be accepted. `position` counts from 0 within its request, which said
+    when it was sent or did not."""
 
     stream: str
     position: int
@@ -189,6 +225,7 @@ class DeadLetter:
     raw: bytes
     received_at_microseconds: int
     number: int = -1  # given by the log when appended; identifies the letter ever after
+    sent_at_microseconds: int | None = None
 
 
 @dataclass(frozen=True)
@@ -319,15 +356,20 @@ class LogWriter(Protocol):
         survive a crash goes into a group as a heard_note."""
 
     def completeness(self, stream: str) -> Completeness:
-        """The stream's producers in sum. Cheap."""
+        """The stream's producers in sum; with NUMBERED BY those that its events name. Cheap."""
 
     def producers(self, stream: str, after: str, limit: int) -> Sequence[ProducerReport]:
-        """The next producers by name, those of `after` left out. Bounded: LINES_MAX lines a
+        """The next producers by name, those of `after` left out, up to `limit` names; one that is
+        numbered both by its requests and by its events comes twice. Bounded: LINES_MAX lines a
         producer, GAPS_MAX gaps a line."""
+
+    def knows(self, stream: str, producer: str) -> bool:
+        """Whether the producer has been heard from on the stream, and is not forgotten."""
 
     def quiet_since(self, limits: Mapping[str, int]) -> Mapping[str, Sequence[tuple[str, int]]]:
         """For each stream named, the producers last heard from before its limit (microseconds),
-        as (name, heard at), longest quiet first."""
+        as (name, heard at), longest quiet first, retired ones left out. With
+        NUMBERED BY only those that events name."""
 
     def holders(self, stream: str) -> Sequence[Holder]:
         """Who brought each partition to its highest event time, of those where a producer did;

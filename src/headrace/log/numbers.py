@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from itertools import islice
 
 import msgspec
 
 from headrace.log.contract import NO_EVENT_TIME, Gap, LineReport
+from headrace.log.ranges import Ranges
 
 __all__ = ["LineRecord", "NumberLine"]
 
@@ -30,6 +32,7 @@ class LineRecord(msgspec.Struct, array_like=True, frozen=True):
     first_received: int = 0
     last_received: int = 0
     last_event_time: int = NO_EVENT_TIME
+    accepted: list[int] = []
 
 
 class NumberLine:
@@ -37,6 +40,7 @@ class NumberLine:
     order of add() alone, so that a replay of the same calls counts the same."""
 
     __slots__ = (
+        "accepted",
         "duplicates",
         "ends",
         "first_received",
@@ -58,6 +62,7 @@ class NumberLine:
         self.first_received = 0
         self.last_received = 0
         self.last_event_time = NO_EVENT_TIME
+        self.accepted = Ranges()
 
     @classmethod
     def from_record(cls, record: LineRecord) -> NumberLine:
@@ -68,6 +73,7 @@ class NumberLine:
         line.late_fills, line.duplicates = record.late_fills, record.duplicates
         line.first_received, line.last_received = record.first_received, record.last_received
         line.last_event_time = record.last_event_time
+        line.accepted = Ranges(record.accepted)
         return line
 
     def record(self, stream: str, producer: str, epoch: int) -> LineRecord:
@@ -83,11 +89,14 @@ class NumberLine:
             self.first_received,
             self.last_received,
             self.last_event_time,
+            self.accepted.flat,
         )
 
     @property
     def missing(self) -> int:
-        return self.ends[-1] - self.firsts[0] - self.present if self.ends else 0
+        if not self.ends:
+            return 0
+        return self.ends[-1] - self.firsts[0] - self.present - self.accepted.count
 
     def held(self, first: int, end: int) -> Iterator[tuple[int, int]]:
         """What of [first, end) is here already, as intervals."""
@@ -112,7 +121,15 @@ class NumberLine:
             self.first_received = received
         self.last_received = max(self.last_received, received)
         self.last_event_time = max(self.last_event_time, event_time)
+        self.accepted.remove(first, end)
         self._merge(first, end, received)
+
+    def accept(self, first: int, end: int) -> None:
+        """What of [first, end) is missing now does not count any more."""
+        for position in range(1, len(self.firsts)):
+            low, high = max(first, self.ends[position - 1]), min(end, self.firsts[position])
+            if low < high:
+                self.accepted.add(low, high)
 
     def _merge(self, first: int, end: int, received: int) -> None:
         """A gap that is filled in part was noticed when the whole was."""
@@ -135,18 +152,24 @@ class NumberLine:
 
     def report(self, epoch: int, gaps_max: int) -> LineReport:
         """Its gaps from the lowest on, at most `gaps_max`."""
-        shown = range(1, min(len(self.firsts), gaps_max + 1))
+        gaps = (
+            Gap(low, high - 1, self.noticed[i])
+            for i in range(1, len(self.firsts))
+            for low, high in self.accepted.outside(self.ends[i - 1], self.firsts[i])
+        )
+        shown = tuple(islice(gaps, gaps_max))
         return LineReport(
             epoch,
             self.firsts[0],
             self.ends[-1] - 1,
             self.present,
             self.missing,
-            tuple(Gap(self.ends[i - 1], self.firsts[i] - 1, self.noticed[i]) for i in shown),
-            len(self.firsts) - 1 > gaps_max,
+            shown,
+            next(gaps, None) is not None,
             self.late_fills,
             self.duplicates,
             self.first_received,
             self.last_received,
             None if self.last_event_time == NO_EVENT_TIME else self.last_event_time,
+            self.accepted.count,
         )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
 
 from headrace.log.checkpoints import Checkpoints
 from headrace.log.deadletters import (
@@ -17,11 +19,19 @@ from headrace.log.deadletters import (
 )
 from headrace.log.frames import fsync_directory
 from headrace.log.journal import Frame, Journal, JournalFile, journal_files, read_journal_file
-from headrace.log.layout import LETTERS_SLOT, RESOLVED_SLOT, Layout, partition_directory
+from headrace.log.layout import (
+    LETTERS_SLOT,
+    RESOLVED_SLOT,
+    Layout,
+    StreamLayout,
+    partition_directory,
+)
+from headrace.log.numbered_streams import NumberedStreams
 from headrace.log.producers import Producers
 from headrace.log.receipts import Receipts, decode_receipt
 from headrace.log.recovery import recover_partition
 from headrace.log.segments import PartitionFiles
+from headrace.model.definitions import Stream
 from headrace.model.errors import LogCorruptError
 from headrace.model.settings import GatewaySettings, LogSettings
 
@@ -46,7 +56,11 @@ class Opened:
 
 
 def open_log(
-    directory: Path, layout: Layout, log_settings: LogSettings, gateway_settings: GatewaySettings
+    directory: Path,
+    layout: Layout,
+    streams: Sequence[Stream],
+    log_settings: LogSettings,
+    gateway_settings: GatewaySettings,
 ) -> Opened:
     """Bring back all that was acknowledged.
 
@@ -63,7 +77,9 @@ def open_log(
     receipts = Receipts(
         gateway_settings.idempotency_keys_max, gateway_settings.idempotency_seconds_max
     )
-    producers = Producers(gateway_settings.producers_max, gateway_settings.producer_intervals_max)
+    bounds = (gateway_settings.producers_max, gateway_settings.producer_intervals_max)
+    numbered = NumberedStreams(streams, *bounds)
+    producers = Producers(*bounds, numbered)
 
     # 1.
     checkpoints = Checkpoints(directory / "checkpoints")
@@ -73,14 +89,22 @@ def open_log(
         _add_receipts(receipts, producers, checkpoint.receipts, with_ranges=False)
         producers.load(checkpoint.producers, checkpoint.writers)
         producers.holders.load(checkpoint.holders)
+        numbered.load(checkpoint.numbered)
         covered, next_group = checkpoint.journal, checkpoint.next_group
         durable, durable_group = checkpoint.ends, checkpoint.next_group
         dropped = checkpoint.dead_letters_dropped
+    producers.settle()
 
     # 2.
     journal = Journal(directory / "journal", log_settings.journal_bytes_max)
     found = _read_journal(journal, directory / "journal", covered, next_group)
     frames: dict[int, list[Frame]] = defaultdict(list)
+    counted = {
+        stream.slot + partition: stream
+        for stream in layout.streams
+        for partition in range(stream.partitions)
+        if stream.name in numbered
+    }
     fresh: list[bytes] = []
     for file in found:
         for entry in file.entries:
@@ -88,6 +112,7 @@ def open_log(
             fresh += _add_receipts(receipts, producers, noted, with_ranges=True)
             for frame in entry.frames:
                 frames[frame.header.slot].append(frame)
+                _count(frame, counted, numbered)
         next_group = file.first_group + len(file.entries)
     if found:
         journal.continue_file(found[-1])
@@ -110,6 +135,14 @@ def open_log(
     return Opened(
         journal, checkpoints, partitions, receipts, producers, fresh, next_group, durable, dropped
     )
+
+
+def _count(frame: Frame, counted: Mapping[int, StreamLayout], numbered: NumberedStreams) -> None:
+    """As append() does: the journal's frames have the layout's schema."""
+    stream = counted.get(frame.header.slot)
+    if stream is not None and frame.header.rows:
+        payload = pa.py_buffer(frame.payload)
+        numbered.add(stream.name, pa.ipc.read_record_batch(payload, stream.schema))
 
 
 def make_partitions(

@@ -14,19 +14,20 @@ import msgspec
 
 from headrace.log.contract import (
     GAPS_MAX,
+    GAPS_TOTAL_MAX,
     LINES_MAX,
     Completeness,
     ProducerRange,
     ProducerReport,
 )
 from headrace.log.holders import Holders
+from headrace.log.numbered_streams import NumberedStreams
 from headrace.log.numbers import LineRecord, NumberLine
 from headrace.model.errors import ProducerGapsError
 
 __all__ = ["Producers", "WriterRecord"]
 
 INTERVALS_TOTAL_MAX = 1_000_000
-GAPS_TOTAL_MAX = 10_000  # in a report, of all; then lines come without gaps, marked as truncated
 
 _Line = tuple[str, str, int]  # stream (lower case), producer, epoch
 _Writer = tuple[str, str]
@@ -40,6 +41,7 @@ class WriterRecord(msgspec.Struct, array_like=True, frozen=True):
     heard: int
     epoch: int
     resets: int
+    is_retired: bool = False
 
 
 @dataclass(slots=True)
@@ -49,6 +51,7 @@ class _Known:
     heard: int = 0
     epoch: int = -1
     resets: int = 0
+    is_retired: bool = False
     epochs: set[int] = field(default_factory=set)
 
 
@@ -67,7 +70,9 @@ class Producers:
     A set, not a high-water mark: a request that another overtook is still taken in later.
     """
 
-    def __init__(self, producers_max: int, intervals_max: int) -> None:
+    def __init__(
+        self, producers_max: int, intervals_max: int, numbered: NumberedStreams | None = None
+    ) -> None:
         self._producers_max = producers_max
         self._intervals_max = intervals_max
         self._lines: dict[_Line, NumberLine] = {}  # least recently used first, as are the writers
@@ -77,6 +82,7 @@ class Producers:
         self._intervals_total = 0
         self._sums: dict[str, _Sums] = {}
         self.holders = Holders()
+        self.numbered = numbered or NumberedStreams((), producers_max, intervals_max)
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -104,6 +110,9 @@ class Producers:
 
     def add(self, ranges: Iterable[ProducerRange], received: int) -> None:
         for item in ranges:
+            if item.mark:
+                self._decide(item)
+                continue
             if item.partition >= 0:
                 self.holders.put(
                     item.stream, item.partition, item.event_time_microseconds, item.producer
@@ -130,9 +139,36 @@ class Producers:
 
     def heard(self, stream: str, producer: str, received: int) -> None:
         self._touch((stream.lower(), producer), received, None)
+        self.numbered.heard(stream, producer, received)
         self._evict()
 
+    def knows(self, stream: str, producer: str) -> bool:
+        known = (stream.lower(), producer) in self._writers
+        return known or self.numbered.knows(stream, producer)
+
+    def _decide(self, item: ProducerRange) -> None:
+        """Of a producer that is not known nothing can be decided."""
+        low = item.stream.lower()
+        is_retired = item.mark == "retired"
+        self.numbered.decide(item)
+        known = self._writers.get((low, item.producer))
+        if known is None:
+            return
+        if is_retired:
+            known.is_retired = True
+            self._changed_writers[low, item.producer] = None
+            return
+        for epoch in known.epochs if item.epoch < 0 else known.epochs & {item.epoch}:
+            key = (low, item.producer, epoch)
+            line = self._lines[key]
+            missing = line.missing
+            line.accept(item.first, item.first + item.count)
+            self._sums[low].missing += line.missing - missing
+            self._changed[key] = None
+
     def completeness(self, stream: str) -> Completeness:
+        if stream in self.numbered:
+            return self.numbered.completeness(stream)
         sums = self._sums.get(stream.lower())
         if sums is None:
             return Completeness()
@@ -142,6 +178,15 @@ class Producers:
 
     def reports(self, stream: str, after: str, limit: int) -> list[ProducerReport]:
         """The next `limit` producers of the stream by name."""
+        if stream not in self.numbered:
+            return self._numbered_by_requests(stream, after, limit)
+        found = self._numbered_by_requests(stream, after, limit)
+        found += self.numbered.reports(stream, after, limit)
+        names = set(sorted({report.producer for report in found})[:limit])
+        found = [report for report in found if report.producer in names]
+        return sorted(found, key=lambda report: (report.producer, report.numbered_by))
+
+    def _numbered_by_requests(self, stream: str, after: str, limit: int) -> list[ProducerReport]:
         low = stream.lower()
         names = (name for of, name in self._writers if of == low and name > after)
         found: list[ProducerReport] = []
@@ -159,7 +204,14 @@ class Producers:
             self._lines[stream, producer, epoch].report(epoch, gaps_max)
             for epoch in epochs[:LINES_MAX]
         )
-        return ProducerReport(producer, known.heard, known.resets, lines, len(epochs) > LINES_MAX)
+        return ProducerReport(
+            producer,
+            known.heard,
+            known.resets,
+            lines,
+            len(epochs) > LINES_MAX,
+            is_retired=known.is_retired,
+        )
 
     def quiet_since(self, limits: Mapping[str, int]) -> dict[str, list[tuple[str, int]]]:
         """Looks at the least recently heard first and stops at the first that no limit reaches."""
@@ -170,8 +222,11 @@ class Producers:
             if known.heard >= newest:
                 break
             stream, limit = wanted.get(of, ("", 0))
-            if known.heard < limit:
+            if known.heard < limit and not known.is_retired and of not in self.numbered:
                 found[stream].append((producer, known.heard))
+        for stream, limit in limits.items():
+            if stream in self.numbered:
+                found[stream] = self.numbered.quiet_since(stream, limit)
         return found
 
     def load(self, lines: Iterable[LineRecord], writers: Iterable[WriterRecord]) -> None:
@@ -190,8 +245,14 @@ class Producers:
             known = self._touch((writer.stream, writer.producer), writer.heard, None)
             self._sums[writer.stream].resets += writer.resets - known.resets
             known.epoch, known.resets = writer.epoch, writer.resets
+            known.is_retired = writer.is_retired
         self._changed, self._changed_writers = {}, {}
         self._evict()
+
+    def settle(self) -> None:
+        """After the last checkpoint: the least recently heard first, which quiet_since() relies on.
+        What was decided on a producer put it last."""
+        self._writers = dict(sorted(self._writers.items(), key=lambda item: item[1].heard))
 
     def take_changed(self, everything: bool) -> tuple[list[LineRecord], list[WriterRecord]]:
         """What changed since the last call (or all), least recently used first."""
@@ -200,7 +261,9 @@ class Producers:
         records = [self._lines[key].record(*key) for key in lines if key in self._lines]
         known = [(key, self._writers[key]) for key in writers if key in self._writers]
         self._changed, self._changed_writers = {}, {}
-        return records, [WriterRecord(*key, k.heard, k.epoch, k.resets) for key, k in known]
+        return records, [
+            WriterRecord(*key, k.heard, k.epoch, k.resets, k.is_retired) for key, k in known
+        ]
 
     def _touch(self, key: _Writer, heard: int, epoch: int | None) -> _Known:
         """A higher epoch than the highest so far is a reset; a lower one is merely late."""
@@ -213,6 +276,7 @@ class Producers:
         self._changed_writers.pop(key, None)
         self._changed_writers[key] = None
         known.heard = max(known.heard, heard)
+        known.is_retired = False
         if epoch is not None:
             if 0 <= known.epoch < epoch:
                 known.resets += 1

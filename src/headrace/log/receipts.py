@@ -24,6 +24,7 @@ class _Range(msgspec.Struct, array_like=True, frozen=True):
     count: int
     event_time: int = NO_EVENT_TIME
     partition: int = -1
+    mark: str = ""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -32,7 +33,16 @@ _decoder = msgspec.msgpack.Decoder(tuple[bytes, bytes, bytes, int, tuple[_Range,
 
 def encode_receipt(receipt: Receipt) -> bytes:
     ranges = [
-        (r.stream, r.producer, r.epoch, r.first, r.count, r.event_time_microseconds, r.partition)
+        (
+            r.stream,
+            r.producer,
+            r.epoch,
+            r.first,
+            r.count,
+            r.event_time_microseconds,
+            r.partition,
+            r.mark,
+        )
         for r in receipt.ranges
     ]
     return _encoder.encode(

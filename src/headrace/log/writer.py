@@ -132,6 +132,8 @@ class EmbeddedWriter:
                         )
                     for place, holder in raised.items():
                         self._commits.producers.holders.put(*place, *holder)
+                for item in group.batches:
+                    self._commits.numbered.add(item.stream, item.batch)
             return Appended(
                 tuple(start for start, _ in places),
                 tuple(end for _, end in places),
@@ -161,6 +163,10 @@ class EmbeddedWriter:
     def quiet_since(self, limits: Mapping[str, int]) -> Mapping[str, Sequence[tuple[str, int]]]:
         with self._commits.memory_lock:
             return self._commits.producers.quiet_since(limits)
+
+    def knows(self, stream: str, producer: str) -> bool:
+        with self._commits.memory_lock:
+            return self._commits.producers.knows(stream, producer)
 
     def holders(self, stream: str) -> Sequence[Holder]:
         with self._commits.memory_lock:

@@ -17,6 +17,7 @@ __all__ = [
     "Column",
     "Deduplication",
     "LatePolicy",
+    "Numbering",
     "Output",
     "Project",
     "Retention",
@@ -68,6 +69,15 @@ class Deduplication:
     within_microseconds: int
 
 
+@dataclass(frozen=True)
+class Numbering:
+    """Each writer numbers its events in the column `number`, one by one. A writer is known by the
+    values of `columns`, and its events are all in one partition."""
+
+    number: str
+    columns: tuple[str, ...]
+
+
 class RetentionAction(Enum):
     DELETE = "delete"
     ARCHIVE = "archive"
@@ -105,6 +115,7 @@ class Stream:
     expect_microseconds: int | None = None
     clocks: Clocks | None = None
     deduplication: Deduplication | None = None
+    numbering: Numbering | None = None
     partition_by: tuple[str, ...] = ()
     partitions: int = 1
     retention: Retention = Retention()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,25 @@ def test_resubmit_repaired_and_discard(make_gateway: Callable[..., Any]) -> None
     gateway.kill()
     gateway.start()
     assert [letter["stream"] for letter in letters(gateway)] == ["transactions"]
+
+
+def test_a_letter_keeps_when_it_was_sent(make_gateway: Callable[..., Any]) -> None:
+    gateway = make_gateway(
+        definitions="CREATE STREAM clocked (n INT NOT NULL, at TIMESTAMP NOT NULL, sent TIMESTAMP)"
+        " WATERMARK at LATE REVISE SENT sent;"
+    )
+    hour = 3_600_000_000
+    sent = time.time_ns() // 1_000 - hour
+    record = {"n": 1, "at": "2020-01-01T00:00:00Z"}
+    gateway.send([{"n": "x"}], "clocked", headers={"Headrace-Sent-At": str(sent)})
+    gateway.kill()
+    gateway.start()
+    numbers = [letter["number"] for letter in letters(gateway)]
+    body = {"numbers": numbers, "records": [record]}
+    assert gateway.client.post("/v1/deadletters/resubmit", json=body).json()["accepted"] == 1
+    (row,) = gateway.stored("clocked")
+    assert row["_quality"] == 1  # corrected, by the hour between sent and first received
+    assert hour <= row["_skew"] < hour + 60_000_000
 
 
 @pytest.mark.parametrize(

@@ -78,10 +78,11 @@ class PlayedEngine:
     views: tuple[str, ...] = ()
     held_back: tuple[int, int] = (-1, 0)
     partitions: int = 1
+    state: str = "live"
 
     def status(self) -> EngineStatus:
         return EngineStatus(
-            state="live",
+            state=self.state,
             generation=1,
             tick=7,
             committed_at_microseconds=1_000_000,

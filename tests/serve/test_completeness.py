@@ -20,6 +20,8 @@ from headrace.model.completeness import (
     duration_words,
     joined,
 )
+from headrace.model.definitions import Column, Stream
+from headrace.model.types import parse_type
 from headrace.serve.completeness import Completeness, freshness_text
 
 SECOND = 1_000_000
@@ -135,6 +137,31 @@ def test_every_answer_says_what_is_missing_and_who_is_silent(shop: Any) -> None:
     )
     nothing = shop.http.post("/v1/sql", json={"sql": "SELECT 1 AS one"}).json()["freshness"]
     assert nothing["text"] == "no view is read"
+
+
+def test_events_set_aside_are_as_fresh_as_the_views_of_their_stream(shop: Any) -> None:
+    shop.store.declare_stream(Stream("payments", (Column("n", parse_type("INT")),)))
+    shop.control.watermarks["income"] = 3 * SECOND
+    sql = {"sql": "SELECT count(*) AS n FROM payments_late"}
+    freshness = shop.http.post("/v1/sql", json=sql).json()["freshness"]
+    assert freshness["text"].startswith("final up to 1970-01-01 00:00:03")
+
+
+def test_while_the_engine_starts_no_view_is_unknown(make_shop: Callable[..., Any]) -> None:
+    shop = make_shop(())
+    asked = (
+        lambda: shop.http.get("/v1/views/income"),
+        lambda: shop.http.get("/v1/views/income/changes"),
+        lambda: shop.http.post("/v1/sql", json={"sql": "SELECT * FROM income"}),
+        lambda: shop.http.post("/v1/views/income/rebuild"),
+    )
+    shop.control.state = "starting"
+    for ask in asked:
+        answer = ask()
+        assert (answer.status_code, answer.json()["code"]) == (503, "engine-starting")
+        assert answer.headers["retry-after"] == "2"
+    shop.control.state = "live"
+    assert [ask().status_code for ask in asked] == [404, 404, 400, 404]
 
 
 def test_the_status_names_who_holds_a_view_back(shop: Any) -> None:

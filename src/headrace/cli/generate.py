@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headrace.cli import exits
-from headrace.cli.calls import resolve
+from headrace.cli.calls import Address, resolve
 from headrace.cli.options import AsJson, ProjectFolder, ServerToken, ServerUrl
 from headrace.cli.output import print_json
-from headrace.model.errors import EngineError
+from headrace.model.errors import EngineError, UnreachableError
 
 if TYPE_CHECKING:
     from headrace.demo.senders import Senders
 
 __all__ = ["command"]
+
+WAIT_SECONDS_MAX = 60.0  # for a gateway that is away when it starts
+WAIT_STEP_SECONDS = 0.25
 
 
 def command(
@@ -38,7 +42,7 @@ def command(
     from headrace.demo.shop import STREAM
 
     address = resolve(project, url, token)
-    address.get("/v1/streams")  # fails at once where there is no gateway, or no right to see it
+    _await_gateway(address)
     plan = Plan(
         address.url, address.token, senders, events, rate, None, faults, seed=time.time_ns()
     )
@@ -72,6 +76,24 @@ def command(
         print(f"{tally.sent:,} events durable in {seconds:.1f} s ({tally.sent / seconds:,.0f}/s)")
     if interrupted:
         raise typer.Exit(exits.INTERRUPTED)
+
+
+def _await_gateway(address: Address) -> None:
+    """Wait for a gateway as the senders do later on, and say so. Fails at once where there is no
+    right to see its streams."""
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    is_said = False
+    while True:
+        try:
+            address.get("/v1/streams")
+            return
+        except UnreachableError:
+            if time.monotonic() > deadline:
+                raise
+        if not is_said:
+            print(f"waiting for the gateway at {address.url}", file=sys.stderr)
+            is_said = True
+        time.sleep(WAIT_STEP_SECONDS)
 
 
 def _show_progress(fleet: Senders, events: int, visible: bool) -> None:

@@ -227,6 +227,7 @@ def _request(
         key,
         now,
         future,
+        sent_at_microseconds=letter.sent_at_microseconds,
         first_received_at_microseconds=letter.received_at_microseconds,
     )
 

@@ -167,7 +167,15 @@ class GroupBuilder:
             making.by_key[key] = receipt
             making.receipts.append(receipt)
         making.dead.extend(
-            DeadLetter(stream.name, r.position, r.reason, r.raw, received) for r in rejected
+            DeadLetter(
+                stream.name,
+                r.position,
+                r.reason,
+                r.raw,
+                received,
+                sent_at_microseconds=request.sent_at_microseconds,
+            )
+            for r in rejected
         )
         if retried:
             _add(making.retried, stream, retried)

@@ -27,8 +27,21 @@ __all__ = [
 
 LETTERS_SEGMENT_BYTES_MAX = 8 * 1024 * 1024
 RESOLVED_SEGMENT_BYTES_MAX = 256 * 1024
+
+
+class _Letter(msgspec.Struct, array_like=True, frozen=True):
+    """As it is stored; what comes last is absent in letters of earlier versions."""
+
+    stream: str
+    position: int
+    reason: str
+    raw: bytes
+    received: int
+    sent: int | None = None
+
+
 _encoder = msgspec.msgpack.Encoder()
-_letters = msgspec.msgpack.Decoder(list[tuple[str, int, str, bytes, int]])
+_letters = msgspec.msgpack.Decoder(list[_Letter])
 _numbers = msgspec.msgpack.Decoder(list[int])
 
 
@@ -100,14 +113,24 @@ class LetterBounds:
 
 def encode_letters(letters: Sequence[DeadLetter]) -> bytes:
     return _encoder.encode(
-        [(x.stream, x.position, x.reason, x.raw, x.received_at_microseconds) for x in letters]
+        [
+            _Letter(
+                x.stream,
+                x.position,
+                x.reason,
+                x.raw,
+                x.received_at_microseconds,
+                x.sent_at_microseconds,
+            )
+            for x in letters
+        ]
     )
 
 
 def decode_letters(payload: memoryview | bytes, first_number: int) -> list[DeadLetter]:
     return [
-        DeadLetter(stream, position, reason, raw, received, first_number + i)
-        for i, (stream, position, reason, raw, received) in enumerate(_letters.decode(payload))
+        DeadLetter(x.stream, x.position, x.reason, x.raw, x.received, number, x.sent)
+        for number, x in enumerate(_letters.decode(payload), first_number)
     ]
 
 

@@ -104,6 +104,7 @@ async def rebuild(services: Services, request: Request, name: str) -> Response:
         try:
             services.control.rebuild(view)
         except QueryError as error:
+            services.require_started()
             if error.status != 400:
                 raise
             raise RequestError(404, "view-unknown", error.message, hint=error.hint) from error

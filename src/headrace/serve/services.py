@@ -13,7 +13,7 @@ from headrace.serve.control import Control
 from headrace.serve.pool import Pool
 from headrace.serve.progress import Progress, ProgressReader
 from headrace.serve.subscriptions import Hub
-from headrace.store.contract import Store
+from headrace.store.contract import LATE_SUFFIX, Store
 
 __all__ = ["Services"]
 
@@ -59,6 +59,7 @@ class Services:
         if own is None and self._is_defined(name):
             raise _rebuilding(name)
         if own is None:
+            self.require_started()
             raise RequestError(
                 404,
                 "view-unknown",
@@ -78,6 +79,19 @@ class Services:
                 hint=f"headrace rebuild {own} fills it again from the log",
             ) from error
         return own
+
+    def require_started(self) -> None:
+        """Raises RequestError 503 while the engine has yet to open its views: none of them is
+        unknown before that."""
+        engine = self.control.status()
+        if engine.state == "starting" and not engine.views:
+            raise RequestError(
+                503,
+                "engine-starting",
+                f"the engine is starting and has not opened its views yet: {engine.detail}",
+                hint="try again shortly",
+                retry_after_seconds=2,
+            )
 
     def _is_defined(self, name: str) -> bool:
         return name.lower() in {view.lower() for view in self.control.status().views}
@@ -100,15 +114,22 @@ class Services:
         except QueryError as error:
             if error.view is not None and self._is_defined(error.view):
                 raise _rebuilding(error.view) from error
+            if error.view is not None:
+                self.require_started()
             raise
 
     def progress(self, views: Iterable[str]) -> Progress:
         return self._progress.of(views)
 
     def views_named_in(self, sql: str) -> list[str]:
-        """Every view whose name is a word of the text: all that it reads, at times more."""
+        """Every view whose name is a word of the text: all that it reads, at times more. Who reads
+        STREAM_late reads what the views of the stream have come to."""
         words = {word.lower() for word in _WORD.findall(sql)}
-        return [view for view in self.store.catalog() if view.lower() in words]
+        return [
+            view
+            for view, entry in self.store.catalog().items()
+            if not words.isdisjoint((view.lower(), f"{entry.stream.lower()}{LATE_SUFFIX}"))
+        ]
 
 
 def _rebuilding(view: str) -> QueryError:

@@ -21,6 +21,7 @@ from headrace.store.proofs import Repair, Repaired, Snapshot
 
 __all__ = [
     "INCIDENT",
+    "LATE_SUFFIX",
     "CatalogEntry",
     "Counts",
     "Freshness",
@@ -44,6 +45,7 @@ __all__ = [
 ]
 
 Offsets = npt.NDArray[np.int64]
+LATE_SUFFIX = "_late"  # after the name of a stream: the view of its events set aside
 INCIDENT = "incident: "  # begins the detail of a view that failed because events did not add up
 
 

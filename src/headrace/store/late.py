@@ -20,7 +20,7 @@ from headrace.model.definitions import Stream
 from headrace.model.errors import StoreError
 from headrace.model.types import DataType
 from headrace.store.connection import quoted, store_type
-from headrace.store.contract import StoredDecision, ViewWrite
+from headrace.store.contract import LATE_SUFFIX, StoredDecision, ViewWrite
 from headrace.store.late_counts import (
     DecisionTaken,
     DroppedCount,
@@ -29,9 +29,8 @@ from headrace.store.late_counts import (
     late_column,
 )
 
-__all__ = ["LATE_SUFFIX", "Late"]
+__all__ = ["Late"]
 
-LATE_SUFFIX = "_late"
 TABLES = (
     "CREATE TABLE IF NOT EXISTS _headrace.late_streams (number BIGINT, stream VARCHAR)",
     "CREATE TABLE IF NOT EXISTS _headrace.dropped (tick BIGINT, view VARCHAR, stream VARCHAR,"

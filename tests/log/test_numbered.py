@@ -128,7 +128,19 @@ def _loaded(stream: Stream, kept: list[Any]) -> NumberedStreams:
 
 
 ROW = st.tuples(st.sampled_from("abc"), st.integers(-1, 25), st.integers(0, 40))
-STEP = st.tuples(st.lists(ROW, min_size=1, max_size=12), st.booleans())
+IN_ORDER = st.builds(
+    lambda sensor, first, count, time: [(sensor, first + n, time + n) for n in range(count)],
+    st.sampled_from("abc"),
+    st.integers(0, 20),
+    st.integers(1, 9),
+    st.integers(0, 40),
+)
+ROWS = st.one_of(
+    st.lists(ROW, min_size=1, max_size=12),
+    IN_ORDER,
+    st.tuples(IN_ORDER, IN_ORDER).map(lambda both: [*both[0], *both[1]]),
+)
+STEP = st.tuples(ROWS, st.booleans())
 
 
 @settings(max_examples=200, deadline=None)

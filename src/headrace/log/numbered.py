@@ -30,7 +30,7 @@ from headrace.log.intervals import (
     replaced,
     runs,
 )
-from headrace.log.line_types import KEY, LINE, Lines, Truths
+from headrace.log.line_types import KEY, LINE, Lines, Truths, extended, writer_names
 from headrace.log.ranges import Ranges
 from headrace.model.definitions import Stream
 
@@ -115,6 +115,8 @@ class NumberedLines:
             if not len(rows.numbers):
                 break
             rows = self._with_lines(rows)
+            if self._take_next(rows):
+                break
             judged = self._judge(rows)
             starts = self._first_resets(rows, judged) if resets_left else None
             if starts is None:
@@ -137,13 +139,13 @@ class NumberedLines:
         self.changed_keys[self.ids[name]] = True
 
     def _key_ids(self, batch: pa.RecordBatch) -> Numbers:
-        encoded = _names(batch, self._columns).dictionary_encode()
+        encoded = writer_names(batch, self._columns).dictionary_encode()
         names = encoded.dictionary.to_pylist()
-        fresh = [name for name in names if name not in self.ids]
-        if fresh:
-            self.add_names(fresh)
-        ids = np.fromiter(map(self.ids.__getitem__, names), np.int64, len(names))
-        found: Numbers = ids[encoded.indices.to_numpy()]
+        ids = list(map(self.ids.get, names))
+        if None in ids:
+            self.add_names([name for name in names if name not in self.ids])
+            ids = list(map(self.ids.get, names))
+        found: Numbers = np.array(ids, dtype=np.int64)[encoded.indices.to_numpy()]
         return found
 
     def add_names(self, names: Sequence[str]) -> None:
@@ -153,8 +155,8 @@ class NumberedLines:
         self.names += names
         keys = np.zeros(len(names), dtype=KEY)
         keys["line"] = -1
-        self.keys = np.concatenate([self.keys, keys])
-        self.changed_keys = np.append(self.changed_keys, np.ones(len(names), dtype=np.bool_))
+        self.keys = extended(self.keys, keys)
+        self.changed_keys = extended(self.changed_keys, np.ones(len(names), dtype=np.bool_))
 
     def _with_lines(self, rows: _Rows) -> _Rows:
         """Each row's line: the writer's newest, or an earlier one for events older than it."""
@@ -179,8 +181,35 @@ class NumberedLines:
             fresh["epoch"], fresh["started"] = self.lines["epoch"][previous] + 1, started
         fresh["newest"], fresh["first_received"] = NO_EVENT_TIME, received
         self.keys["line"][keys] = np.arange(len(self.lines), len(self.lines) + len(keys))
-        self.lines = np.concatenate([self.lines, fresh])
-        self.changed_lines = np.append(self.changed_lines, np.ones(len(keys), dtype=np.bool_))
+        self.lines = extended(self.lines, fresh)
+        self.changed_lines = extended(self.changed_lines, np.ones(len(keys), dtype=np.bool_))
+
+    def _take_next(self, rows: _Rows) -> bool:
+        """Take the rows in if they are what comes most: on each line the next numbers, in order.
+        Any line may begin anywhere. Nothing has happened where this is not so."""
+        order = np.argsort(rows.lines, kind="stable")
+        lines, numbers = rows.lines[order], rows.numbers[order]
+        starts_line = np.append(True, lines[1:] != lines[:-1])
+        if not (starts_line[1:] | (numbers[1:] == numbers[:-1] + 1)).all():
+            return False
+        starts = np.flatnonzero(starts_line)
+        touched = lines[starts]
+        state = self.lines[touched]
+        is_empty = state["top_end"] == state["top_first"]
+        if not (is_empty | (numbers[starts] == state["top_end"])).all():
+            return False
+        ends = np.append(starts[1:], len(lines))
+        for name in ("lowest", "top_first"):
+            state[name] = np.where(is_empty, numbers[starts], state[name])
+        state["top_end"] = numbers[ends - 1] + 1
+        state["present"] += ends - starts
+        state["last_received"] = np.maximum(state["last_received"], rows.received)
+        if rows.times is not None:
+            newest = np.maximum.reduceat(rows.times[order], starts)
+            state["newest"] = np.maximum(state["newest"], newest)
+        self.lines[touched] = state
+        self.changed_lines[touched] = True
+        return True
 
     def _judge(self, rows: _Rows) -> _Judged:
         order = np.lexsort((rows.numbers, rows.lines))
@@ -369,14 +398,3 @@ def _own(stream: Stream, name: str) -> str:
     column = stream.column(name)
     assert column is not None, "the compiler saw to it"
     return column.name
-
-
-def _names(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.Array:
-    """The writer of each row as text; of several columns with / between them."""
-    texts = [batch.column(name).cast(pa.string()) for name in columns]
-    if len(texts) == 1:
-        return texts[0]
-    escaped = [
-        pc.replace_substring(pc.replace_substring(t, "\\", "\\\\"), "/", "\\/") for t in texts
-    ]
-    return pc.binary_join_element_wise(*escaped, "/")

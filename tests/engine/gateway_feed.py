@@ -94,8 +94,8 @@ class Feed:
 
     def beat(self, complete_up_to: int, received: int) -> None:
         body = {"stream": self.stream.name, "complete_up_to": moment(complete_up_to).isoformat()}
-        advances = self._beats.read(json.dumps(body).encode(), received, lambda stream: None)
-        self._writer.append(Group(advances=tuple(advances)))
+        asked = self._beats.read(json.dumps(body).encode(), received, lambda stream: None)
+        self._writer.append(Group(advances=tuple(asked.advances)))
 
     def look_for_idle(self, now: int) -> dict[int, int]:
         """As the gateway does every now and then; gives where partitions were moved to."""

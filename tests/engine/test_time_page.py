@@ -136,8 +136,8 @@ class Example:
 
     def _beat(self, block: Block) -> None:
         beats = Heartbeats(self.rig.project, None)  # type: ignore[arg-type]
-        advances = beats.read(block.text.encode(), microseconds(LONG_AFTER), lambda stream: None)
-        self.rig.writer.append(Group(advances=tuple(advances)))
+        asked = beats.read(block.text.encode(), microseconds(LONG_AFTER), lambda stream: None)
+        self.rig.writer.append(Group(advances=tuple(asked.advances)))
         self._is_settled = False
 
     def _decide(self, block: Block) -> None:

@@ -93,6 +93,15 @@ class NumberedStreams:
         with self._lock:
             return sums_of(self._streams[stream.lower()])
 
+    def with_reports(
+        self, stream: str, after: str, limit: int, others: Sequence[ProducerReport]
+    ) -> list[ProducerReport]:
+        """The next `limit` names of these writers and of the `others`, which come in that order."""
+        found = [*others, *self.reports(stream, after, limit)]
+        names = set(sorted({report.producer for report in found})[:limit])
+        found = [report for report in found if report.producer in names]
+        return sorted(found, key=lambda report: (report.producer, report.numbered_by))
+
     def reports(self, stream: str, after: str, limit: int) -> list[ProducerReport]:
         known = self._streams[stream.lower()]
         found: list[ProducerReport] = []

@@ -167,8 +167,6 @@ class Producers:
             self._changed[key] = None
 
     def completeness(self, stream: str) -> Completeness:
-        if stream in self.numbered:
-            return self.numbered.completeness(stream)
         sums = self._sums.get(stream.lower())
         if sums is None:
             return Completeness()
@@ -178,15 +176,6 @@ class Producers:
 
     def reports(self, stream: str, after: str, limit: int) -> list[ProducerReport]:
         """The next `limit` producers of the stream by name."""
-        if stream not in self.numbered:
-            return self._numbered_by_requests(stream, after, limit)
-        found = self._numbered_by_requests(stream, after, limit)
-        found += self.numbered.reports(stream, after, limit)
-        names = set(sorted({report.producer for report in found})[:limit])
-        found = [report for report in found if report.producer in names]
-        return sorted(found, key=lambda report: (report.producer, report.numbered_by))
-
-    def _numbered_by_requests(self, stream: str, after: str, limit: int) -> list[ProducerReport]:
         low = stream.lower()
         names = (name for of, name in self._writers if of == low and name > after)
         found: list[ProducerReport] = []
@@ -222,11 +211,8 @@ class Producers:
             if known.heard >= newest:
                 break
             stream, limit = wanted.get(of, ("", 0))
-            if known.heard < limit and not known.is_retired and of not in self.numbered:
+            if known.heard < limit and not known.is_retired:
                 found[stream].append((producer, known.heard))
-        for stream, limit in limits.items():
-            if stream in self.numbered:
-                found[stream] = self.numbered.quiet_since(stream, limit)
         return found
 
     def load(self, lines: Iterable[LineRecord], writers: Iterable[WriterRecord]) -> None:

@@ -153,16 +153,24 @@ class EmbeddedWriter:
             self._commits.producers.heard(stream, producer, received_at_microseconds)
 
     def completeness(self, stream: str) -> Completeness:
+        if stream in self._commits.numbered:
+            return self._commits.numbered.completeness(stream)
         with self._commits.memory_lock:
             return self._commits.producers.completeness(stream)
 
     def producers(self, stream: str, after: str, limit: int) -> Sequence[ProducerReport]:
         with self._commits.memory_lock:
-            return self._commits.producers.reports(stream, after, limit)
+            found = self._commits.producers.reports(stream, after, limit)
+        numbered = self._commits.numbered
+        return numbered.with_reports(stream, after, limit, found) if stream in numbered else found
 
     def quiet_since(self, limits: Mapping[str, int]) -> Mapping[str, Sequence[tuple[str, int]]]:
         with self._commits.memory_lock:
-            return self._commits.producers.quiet_since(limits)
+            found = self._commits.producers.quiet_since(limits)
+        for stream, limit in limits.items():
+            if stream in self._commits.numbered:
+                found[stream] = self._commits.numbered.quiet_since(stream, limit)
+        return found
 
     def knows(self, stream: str, producer: str) -> bool:
         with self._commits.memory_lock:

@@ -53,6 +53,18 @@ CREATE MATERIALIZED VIEW runs AS
 SELECT window.start AS window_start, window.end AS window_end, sensor, count(*) AS n
 FROM readings GROUP BY event_group(n = 1, N >= 9, '2 hours'), sensor;
 
+CREATE MATERIALIZED VIEW slid AS
+SELECT sensor, at, upper(sensor) AS name,
+       avg(n) OVER (PARTITION BY sensor ORDER BY at
+                    RANGE BETWEEN INTERVAL 1 HOUR PRECEDING AND CURRENT ROW) AS hourly,
+       max(n) OVER (PARTITION BY sensor ORDER BY at
+                    RANGE BETWEEN INTERVAL 1 HOUR PRECEDING AND CURRENT ROW) AS most,
+       count(*) OVER (PARTITION BY sensor ORDER BY at RANGE UNBOUNDED PRECEDING) AS ever
+FROM readings WHERE n > 0;
+
+CREATE MATERIALIZED VIEW slid_all AS
+SELECT min(n) OVER (ORDER BY at RANGE INTERVAL 90 MINUTES PRECEDING) AS least FROM readings;
+
 CREATE STREAM aside (at TIMESTAMP NOT NULL) EVENT TIME at LATE SIDE;
 """
 PYTHON = """
@@ -112,6 +124,14 @@ counted = readings.key_by("sensor").agg(n="count(*)")
 counted.session("10 minutes").emit_on_close().view("sessions")
 readings.calendar("month", "Europe/Berlin").agg(n="sum(n)").view("monthly")
 counted.event_group(open="n = 1", close="n >= 9", timeout="2 hours").view("runs")
+(
+    readings.where("n > 0")
+    .select("sensor", "at", name="upper(sensor)")
+    .over("sensor", preceding="1 hour", hourly="avg(n)", most="max(n)")
+    .over("sensor", preceding="unbounded", ever="count(*)")
+    .view("slid")
+)
+readings.over(preceding="90 minutes", least="min(n)").view("slid_all")
 headrace.stream(
     "aside", columns={"at": "TIMESTAMP NOT NULL"}, event_time="at", late="SIDE"
 )
@@ -126,7 +146,7 @@ def test_python_and_sql_give_equal_projects(tmp_path: Path) -> None:
     in_sql = load_project(tmp_path / "sql", "shop")
     in_python = load_project(tmp_path / "py", "shop")
     assert in_python == in_sql
-    assert len(in_sql.views) == 6
+    assert len(in_sql.views) == 8
     view = in_python.view("income_by_user")
     assert view is not None
     assert view.location is not None
@@ -155,6 +175,10 @@ events.where("idd = 3").agg(n="count(*)").view("b")
 events.key_by("upper(id)").agg(
     n="count(*)",
 ).view("c")
+events.over("id =", preceding="1 hour", n="count(*)").view("i")
+events.over(preceding="1 moon", n="count(*)").view("j")
+events.over("id", preceding="1 hour", n="count(*)").over(preceding="1 hour", m="count(*)").view("k")
+events.select("at").over(preceding="1 hour", n="rank()").view("l")
 raise ValueError("enough")
 """
 
@@ -187,7 +211,11 @@ def test_every_fault_of_a_python_file_has_its_line(folder: Path) -> None:
         "events.py:18: in 'count(*': near '*': expected )",
         "events.py:19: view b: column idd does not exist in stream events",
         "events.py:20: view c: upper(id) has no name",
-        "events.py:23: Python: ValueError: enough",
+        "events.py:23: in 'id =': near '=': an expression is missing",
+        "events.py:24: over: preceding of n: 'moon' is not a unit of time",
+        "events.py:25: view k: OVER (…) with another PARTITION BY than the first in this view",
+        "events.py:26: view l: rank() OVER (…) cannot be kept exactly up to date",
+        "events.py:27: Python: ValueError: enough",
         "more.sql:1: view d: column x does not exist in stream events",
     ]
 

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from headrace.compile import plan_view
 from headrace.log.contract import stored_schema
 from headrace.model.settings import EngineSettings
+from headrace.store import views
 
 EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 DELAY, TIMEOUT = 5, 12
@@ -144,21 +145,72 @@ def test_late_events_are_judged_by_what_came_before_them(
     data: st.DataObject,
 ) -> None:
     text = STREAM.replace("POLICY", policy) + f"CREATE MATERIALIZED VIEW v AS {VIEWS[0]};"
+    text += f"CREATE MATERIALIZED VIEW w AS {VIEWS[0]} EMIT ON WINDOW CLOSE;"
     rows_max = data.draw(st.sampled_from([3, 7, 1_000]), label="rows per tick")
     rig = make_rig(text, engine=EngineSettings(tick_rows_max=rows_max))
-    run_through(rig, events, data)
-    rows, counted = judged_model(placed(events), policy)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(views, "SETTLED_TICKS", 1)
+        run_through(rig, events, data)
+    rows, counted, missed = judged_model(placed(events), policy)
     names = ("parcel", "since", "up_to", "steps", "total", "revision")
     found = rig.store.read_view("v", {}, [], 100_000, None).table.select(names)
     assert Counter(tuple(row.values()) for row in found.to_pylist()) == rows
     totals = rig.store.catalog()["v"].totals
     assert (totals.applied, totals.late, totals.sided + totals.dropped) == counted
-    replayed: Counter[tuple[Any, ...]] = Counter()
-    for change in rig.store.changes("v", 0, 10_000):
-        replayed.subtract(tuple(row.values()) for row in change.before.select(names).to_pylist())
-        replayed.update(tuple(row.values()) for row in change.after.select(names).to_pylist())
-    assert {row: n for row, n in replayed.items() if n} == rows
+    assert replayed(rig, "v", names) == rows
+    shown = rig.store.read_view("w", {}, [], 100_000, None).table
+    assert all(shown.column("final").to_pylist())
+    final = {tuple(row.values()): row for row in rig.rows("v") if row["final"]}
+    assert Counter(tuple(row.values()) for row in shown.to_pylist()) == Counter(final)
+    assert replayed(rig, "w", (*names, "final")) == Counter(final)
+    assert missed_windows(rig, policy) == missed
+    check_kept(rig, placed(events), policy)
     rig.stop()
+
+
+def replayed(rig: Any, view: str, names: tuple[str, ...]) -> Counter[tuple[Any, ...]]:
+    found: Counter[tuple[Any, ...]] = Counter()
+    for change in rig.store.changes(view, 0, 10_000):
+        found.subtract(tuple(row.values()) for row in change.before.select(names).to_pylist())
+        assert min(found.values(), default=0) >= 0
+        found.update(tuple(row.values()) for row in change.after.select(names).to_pylist())
+    return Counter({row: n for row, n in found.items() if n})
+
+
+def missed_windows(rig: Any, policy: str) -> Counter[tuple[Any, ...]]:
+    """What is recorded of the windows that late events missed in view v."""
+    connection = rig.store._connection
+    if policy == "DROP":
+        found = connection.execute(
+            "SELECT window_start, window_end, sum(events)::INT FROM _headrace.dropped "
+            "WHERE view = 'v' GROUP BY ALL"
+        ).fetchall()
+        return Counter({(start, end): count for start, end, count in found})
+    found = connection.execute(
+        "SELECT window_start, window_end FROM steps_late WHERE view = 'v'"
+    ).fetchall()
+    return Counter(found)
+
+
+def check_kept(rig: Any, events: list[dict[str, Any]], policy: str) -> None:
+    """Where late events are dropped, no event stays that the watermark of its partition has left
+    behind by more than the timeout; elsewhere all that were applied do."""
+    number = rig.store._views.find("v").number
+    table, connection = f"_headrace.events_{number}", rig.store._connection
+    if policy != "DROP":
+        kept = connection.execute(f"SELECT count(*) FROM {table}").fetchall()
+        assert kept == [(rig.store.catalog()["v"].totals.applied,)]
+        return
+    for partition in (0, 1):
+        times = [e["at"] for e in events if e["_partition"] == partition]
+        if times:
+            bound = max(times) - dt.timedelta(seconds=DELAY + TIMEOUT)
+            old = connection.execute(
+                f"SELECT count(*) FROM {table} WHERE _event_partition = ? "
+                "AND make_timestamptz(_pane) <= ?",
+                [partition, bound],
+            ).fetchall()
+            assert old == [(0,)]
 
 
 def groups_of(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -177,8 +229,10 @@ def groups_of(events: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 def judged_model(
     events: list[dict[str, Any]], policy: str
-) -> tuple[Counter[tuple[Any, ...]], tuple[int, int, int]]:
-    """The rows, and how many events were applied, applied late, and not applied."""
+) -> tuple[Counter[tuple[Any, ...]], tuple[int, int, int], Counter[tuple[Any, ...]]]:
+    """The rows; how many events were applied, applied late, and not applied; and the groups that
+    these would have been in. One that would have begun a group is told with its timeout."""
+    missed: Counter[tuple[Any, ...]] = Counter()
     rows: Counter[tuple[Any, ...]] = Counter()
     applied_count = late_count = aside_count = 0
     for parcel in PARCELS:
@@ -194,13 +248,16 @@ def judged_model(
                 late_count += is_late
             else:
                 aside_count += 1
+                own = mine[0][0] is event and event["status"] != "down"
+                end = event["at"] + dt.timedelta(seconds=TIMEOUT) if own else end_of(mine[0])
+                missed[(mine[0][0]["at"], end)] += 1
         applied_count += len(applied)
         for group in groups_of(applied):
             weights = [e["weight"] for e in group if e["weight"] is not None]
             total = sum(weights) if weights else None
             revision = sum(e["is_late"] for e in group)
             rows[(parcel, group[0]["at"], end_of(group), len(group), total, revision)] += 1
-    return rows, (applied_count, late_count, aside_count)
+    return rows, (applied_count, late_count, aside_count), missed
 
 
 def end_of(group: list[dict[str, Any]]) -> dt.datetime:

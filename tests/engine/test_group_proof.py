@@ -91,6 +91,9 @@ def test_the_query_gives_the_groups_of_what_was_taken(
         (r["e2"], _second(r["e0"]), _second(r["e1"]), r["e3"], r["revision"]) for r in rows
     )
     assert found == sorted(_by_hand(stream, made))
+    for row in rows:  # closed at a moment, which is final after it; or timed out
+        is_closed = row["e1"] - row["e0"] < dt.timedelta(seconds=10)
+        assert row["window_end"] - row["e1"] == dt.timedelta(microseconds=int(is_closed))
     assert sum(row[-1] for row in found) > 0 or late == "DROP"
 
 

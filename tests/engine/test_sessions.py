@@ -102,7 +102,7 @@ class Model:
     policy: str
     highest: dict[int, int] = field(default_factory=dict)
     applied: dict[Any, list[Event]] = field(default_factory=dict)
-    aside: list[int] = field(default_factory=list)
+    aside: list[tuple[int, int, int]] = field(default_factory=list)  # time, session missed
     filtered: int = 0
 
     def take(self, event: Event) -> None:
@@ -114,10 +114,11 @@ class Model:
             self.filtered += 1
             return
         mine = self.applied.setdefault(event["user_id"], [])
-        end = next(s for s in split([*mine, event]) if event in s)[-1]["at"] + GAP
+        session = next(s for s in split([*mine, event]) if event in s)
+        end = session[-1]["at"] + GAP
         horizon = {"REVISE": None, "DROP": 0, "SIDE": 0}.get(self.policy, HORIZON)
         if horizon is not None and end <= watermark - horizon:
-            self.aside.append(event["at"])
+            self.aside.append((event["at"], session[0]["at"], end))
         else:
             mine.append({**event, "late": end <= watermark})
 
@@ -160,10 +161,20 @@ def check_counts(rig: Any, name: str, model: Model) -> None:
     assert totals.dropped == (len(model.aside) if name == "dropped" else 0)
     assert totals.sided == (len(model.aside) if name in ("sided", "within") else 0)
     if name in ("sided", "within"):
-        result = rig.store.query(f'SELECT "at", window_start FROM {name}_visits_late')
+        result = rig.store.query(f'SELECT "at", window_start, window_end FROM {name}_visits_late')
         rows = pa.Table.from_batches(result.batches, result.schema).to_pylist()
-        assert sorted(seconds(row["at"]) for row in rows) == sorted(model.aside)
-        assert all(row["at"] == row["window_start"] for row in rows)
+        assert sorted(tuple(map(seconds, row.values())) for row in rows) == sorted(model.aside)
+    if name == "dropped":
+        counted = {
+            (d.window_start_microseconds, d.window_end_microseconds): d.events
+            for d in rig.store.late("dropped_visits", 1_000).dropped
+        }
+        epoch = int(EPOCH.timestamp())
+        missed = Counter((start, end) for _, start, end in model.aside)
+        assert counted == {
+            ((epoch + start) * 1_000_000, (epoch + end) * 1_000_000): n
+            for (start, end), n in missed.items()
+        }
 
 
 def test_sessions_equal_the_model_and_spark(

@@ -5,123 +5,30 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
+from group_cases import FINALS, Event, grouped_view, model, partials_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store_cases import bound_view, rows_of, tick_write
+from store_cases import rows_of, tick_write
 
-from headrace.model.plan import BoundView, EventGroup
 from headrace.model.settings import StoreSettings
 from headrace.store.contract import Counts, Store, ViewChange, ViewWrite
 from headrace.store.duck import open_store
 
-FINALS = ("key", "since", "up_to", "events", "total", "n", "cards", "taken")
+
+def shown(store: Store, view: str = "groups") -> Counter[tuple[Any, ...]]:
+    return Counter(rows_of(store, f"SELECT {', '.join(FINALS)} FROM {view}"))
 
 
-@dataclass(frozen=True)
-class Event:
-    key: str | None
-    partition: int
-    offset: int
-    time: int
-    opens: bool
-    closes: bool
-    value: int | None
-    card: str | None
-    is_late: bool
-
-
-def grouped_view(timeout: int) -> BoundView:
-    view = bound_view(
-        "groups",
-        keys={"key": "STRING"},
-        partials=(
-            ("total", "sum", "BIGINT", 'sum("total")'),
-            ("n", "count", "BIGINT", 'sum("n")'),
-        ),
-        distincts={"cards": "STRING"},
-        finals=(
-            ("key", "STRING", '"key"'),
-            ("since", "BIGINT", 'epoch_us("window_start")'),
-            ("up_to", "BIGINT", 'epoch_us("window_end")'),
-            ("events", "BIGINT", '"_rows"'),
-            ("total", "BIGINT", '"total"'),
-            ("n", "BIGINT", '"n"'),
-            ("cards", "BIGINT", '"cards"'),
-            ("taken", "BIGINT", '"revision"'),
-        ),
-    )
-    return replace(view, plan=replace(view.plan, window=EventGroup("o", "c", timeout)))
-
-
-def partials_of(events: list[Event]) -> pa.Table:
-    return pa.Table.from_pylist(
-        [
-            {
-                "key": e.key,
-                "_pane": e.time,
-                "_passed": 0,
-                "_late": int(e.is_late),
-                "_beyond": 0,
-                "_event_partition": e.partition,
-                "_event_offset": e.offset,
-                "_opens": e.opens,
-                "_closes": e.closes,
-                "_rows": 1,
-                "total": e.value,
-                "n": int(e.value is not None),
-                "cards": e.card,
-            }
-            for e in events
-        ]
-    )
-
-
-def model(events: list[Event], timeout: int) -> Counter[tuple[Any, ...]]:
-    found: Counter[tuple[Any, ...]] = Counter()
-    for key in {e.key for e in events}:
-        mine = [e for e in events if e.key == key]
-        group: list[Event] = []
-        for event in sorted(mine, key=lambda e: (e.time, e.partition, e.offset)):
-            if group and event.time >= group[0].time + timeout:
-                found[_row(group, timeout)] += 1
-                group = []
-            if group or event.opens:
-                group.append(event)
-            if group and event.closes:
-                found[_row(group, timeout)] += 1
-                group = []
-        if group:
-            found[_row(group, timeout)] += 1
-    return found
-
-
-def _row(group: list[Event], timeout: int) -> tuple[Any, ...]:
-    values = [e.value for e in group if e.value is not None]
-    end = group[-1].time if group[-1].closes else group[0].time + timeout
-    return (
-        group[0].key,
-        group[0].time,
-        end,
-        len(group),
-        sum(values) if values else None,
-        len(values),
-        len({e.card for e in group if e.card is not None}),
-        sum(e.is_late for e in group),
-    )
-
-
-def shown(store: Store) -> Counter[tuple[Any, ...]]:
-    return Counter(rows_of(store, f"SELECT {', '.join(FINALS)} FROM groups"))
-
-
-def replayed(kept: Counter[tuple[Any, ...]], changes: list[ViewChange]) -> None:
-    for change in changes:
+def replayed(
+    kept: Counter[tuple[Any, ...]], changes: Sequence[ViewChange], view: str = "groups"
+) -> None:
+    for change in (change for change in changes if change.view == view):
         for rows, sign in ((change.before, -1), (change.after, 1)):
             for row in rows.select(FINALS).to_pylist():
                 kept[tuple(row.values())] += sign
@@ -143,26 +50,32 @@ RAW = st.tuples(
 
 
 @settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
-    ticks=st.lists(st.lists(RAW, min_size=1, max_size=8), min_size=1, max_size=8),
+    ticks=st.lists(st.lists(RAW, max_size=8), min_size=1, max_size=8),
     timeout=st.sampled_from([1, 6, 100]),
     data=st.data(),
 )
 def test_groups_are_those_of_one_walk(
     ticks: list[list[tuple[Any, ...]]], timeout: int, data: st.DataObject
 ) -> None:
+    """Also of a view that publishes a group when it is final, and takes that back where the group
+    then ends later: what it shows is what its changes add up to, and final."""
     view = grouped_view(timeout)
+    closed = replace(view, plan=replace(view.plan, view="closed", emits_on_close=True))
     offsets = [0, 0]
     events: list[Event] = []
     kept: Counter[tuple[Any, ...]] = Counter()
+    kept_closed: Counter[tuple[Any, ...]] = Counter()
+    watermark = data.draw(st.integers(0, 10), label="watermark")
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "store.duckdb"
         store = open_store(file, StoreSettings())
-        store.create_view(view, {})
+        for one in (view, closed):
+            store.create_view(one, {})
         generation = store.claim()
         for raw in ticks:
             staged = []
@@ -170,17 +83,33 @@ def test_groups_are_those_of_one_walk(
                 staged.append(Event(key, partition, offsets[partition], *rest))
                 offsets[partition] += 1
             events += staged
+            watermark += data.draw(st.integers(0, 15), label="watermark moves")
             counts = Counts(read=len(staged), applied=len(staged))
-            write = ViewWrite("groups", partials_of(staged), {}, {}, counts, None)
-            replayed(kept, list(store.commit(tick_write(store, generation, write))))
+            writes = [
+                ViewWrite(name, partials_of(staged) if staged else None, {}, {}, counts, watermark)
+                for name in ("groups", "closed")
+            ]
+            changes = store.commit(tick_write(store, generation, *writes))
+            replayed(kept, changes)
+            replayed(kept_closed, changes, "closed")
             assert kept == model(events, timeout)
             assert kept == shown(store)
+            assert kept_closed == model(events, timeout, watermark)
+            assert kept_closed == shown(store, "closed")
+            assert all(
+                all(rows.column("final").to_pylist())
+                for change in changes
+                if change.view == "closed"
+                for rows in (change.before, change.after)
+            )
             if data.draw(st.booleans(), label="reopen"):
                 store.close()
                 store = open_store(file, StoreSettings())
-                store.open_view(view)
+                for one in (view, closed):
+                    store.open_view(one)
                 generation = store.claim()
-        store.drop_view("groups")
+        for one in (view, closed):
+            store.drop_view(one.name)
         store.close()
 
 

@@ -129,7 +129,8 @@ def sessions_of(events: Sequence[Event]) -> list[list[Event]]:
     return found
 
 
-def expected(view: BoundView, events: Sequence[Event]) -> Counter[Any]:
+def expected(view: BoundView, events: Sequence[Event], watermark: int = 0) -> Counter[Any]:
+    """Of a view that emits on close those sessions that the watermark has passed."""
     by_key: dict[tuple[Any, ...], list[Event]] = defaultdict(list)
     for event in events:
         if event.beyond <= 0:
@@ -141,8 +142,9 @@ def expected(view: BoundView, events: Sequence[Event]) -> Counter[Any]:
             bounds = session[0].time, session[-1].time + GAP
             cards = len({event.card for event in session} - {None})
             revision = sum(event.late for event in session)
-            if view.having is None or n > 1:
-                rows[(*key, *bounds, len(session), n, least, cards, total, revision, False)] += 1
+            closes = view.plan.emits_on_close
+            if (view.having is None or n > 1) and (not closes or bounds[1] <= watermark):
+                rows[(*key, *bounds, len(session), n, least, cards, total, revision, closes)] += 1
     return rows
 
 
@@ -176,11 +178,19 @@ def pages(store: Store, rows: int) -> Counter[Any]:
     is_keyed=st.booleans(),
     having=st.sampled_from([None, '"n" > 1']),
     reopen_at=st.integers(0, 10),
+    closing_seconds=st.none() | st.integers(0, 6),
 )
 def test_ticks_equal_one_look_at_all_events(
-    ticks: list[list[Event]], is_keyed: bool, having: str | None, reopen_at: int
+    ticks: list[list[Event]],
+    is_keyed: bool,
+    having: str | None,
+    reopen_at: int,
+    closing_seconds: int | None,
 ) -> None:
+    """`closing_seconds`: the view emits on close, and each tick moves the watermark so far."""
     view = session_view(is_keyed=is_keyed, having=having)
+    if closing_seconds is not None:
+        view = replace(view, plan=replace(view.plan, emits_on_close=True))
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "store.duckdb"
         store = open_store(file, StoreSettings())
@@ -194,13 +204,17 @@ def test_ticks_equal_one_look_at_all_events(
                     store.close()
                     store = open_store(file, StoreSettings())
                     store.open_view(view)
-                store.commit(tick_write(store, generation, write_of(view, events)))
+                write, watermark = write_of(view, events), 0
+                if closing_seconds is not None:
+                    watermark = (number + 1) * closing_seconds * SECOND
+                    write = replace(write, watermark_microseconds=watermark)
+                store.commit(tick_write(store, generation, write))
                 done += events
                 replay(feed, store, number)
-                wanted = expected(view, done)
+                wanted = expected(view, done, watermark)
                 assert Counter(rows_of(store, "SELECT * FROM random")) == wanted
                 assert +feed == wanted
-            assert pages(store, 2) == expected(view, done)
+            assert pages(store, 2) == wanted
             if any(ticks[reopen_at:]) or reopen_at >= len(ticks):  # else it is an estimate
                 stored = expected(session_view(is_keyed=is_keyed), done)
                 assert store.metrics()["view_rows"]["random"] == len(stored)

@@ -8,10 +8,11 @@ import tempfile
 from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_cases import bound_view, rows_of, tick_write
@@ -19,8 +20,9 @@ from store_cases import bound_view, rows_of, tick_write
 from headrace.model.plan import BoundColumn, BoundView, Sliding, SlidingColumn
 from headrace.model.settings import StoreSettings
 from headrace.model.types import DataType
+from headrace.store import views
 from headrace.store.contract import Counts, Store, ViewChange, ViewWrite
-from headrace.store.duck import open_store
+from headrace.store.duck import DuckStore, open_store
 from headrace.store.sliding_merge import SPANS_MAX, spans_of
 
 FINALS = ("key", "part", "place", "total", "n", "least", "taken")
@@ -239,3 +241,29 @@ def test_spans_hold_every_time_and_stay_apart() -> None:
     assert len(spans) == SPANS_MAX
     assert all(any(low <= t - 1 and t + 1 <= high for low, high in spans) for t in many)
     assert all(a[1] < b[0] for a, b in itertools.pairwise(spans))
+
+
+def test_rows_that_nobody_sees_go_when_no_frame_reaches_them(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(views, "SETTLED_TICKS", 1)
+    view = sliding_view(5, 3, True)
+    store.create_view(view, {})
+    generation = store.claim()
+    hidden = Event("a", 0, 0, 10, 1, 12, 12)  # late for its own row, not for those from 12 on
+
+    def tick(event: Event, settled: dict[int, int]) -> int:
+        beyond = int(event.aside is not None)
+        write = replace(write_of(partials_of(view, [(event, beyond)])), settled=settled)
+        store.commit(tick_write(store, generation, write))
+        found = cast(DuckStore, store)._connection.execute("SELECT count(*) FROM _headrace.state_0")
+        return int(found.fetchall()[0][0])
+
+    seen = [Event("a", 0, offset, time, 1, 0, None) for offset, time in ((1, 14), (2, 15), (3, 30))]
+    assert tick(hidden, {}) == 1
+    assert tick(seen[0], {0: 15}) == 2
+    assert shown(store) == model(view, [hidden, seen[0]])
+    assert tick(seen[1], {0: 15}) == 3, "the row at 15 had it in its frame"
+    assert shown(store) == model(view, [hidden, *seen[:2]])
+    assert tick(seen[2], {0: 16}) == 3
+    assert shown(store) == model(view, [hidden, *seen])

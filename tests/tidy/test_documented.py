@@ -191,10 +191,12 @@ def test_python_definitions_in_the_documents_equal_the_shop(tmp_path: Path) -> N
     from headrace.compile import load_project, parse_sql
     from headrace.demo.shop import definitions
 
-    (block,) = _blocks(DOCS / "reference" / "python.md", "python")
-    (tmp_path / "shop.py").write_text(block)
+    shop, sliding = _blocks(DOCS / "reference" / "python.md", "python")
     (tmp_path / "headrace.toml").write_text("")
+    (tmp_path / "shop.py").write_text(shop)
     assert load_project(tmp_path).views == parse_sql(definitions()).views
+    (tmp_path / "shop.py").write_text(sliding)
+    assert [view.name for view in load_project(tmp_path).views] == ["averages"]
 
 
 def test_json_in_the_documents_is_json() -> None:

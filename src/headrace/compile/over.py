@@ -14,7 +14,7 @@ from headrace.compile.intervals import IntervalError, interval_node, parse_inter
 from headrace.compile.windows import WindowError, is_event_time, time_column
 from headrace.model.definitions import Stream
 
-__all__ = ["Over", "check_over", "read_over"]
+__all__ = ["Over", "check_over", "over_node", "read_over"]
 
 _FRAME = "RANGE BETWEEN INTERVAL 1 HOUR PRECEDING AND CURRENT ROW"
 _UNBOUNDED = "UNBOUNDED"
@@ -36,6 +36,20 @@ def read_over(node: exp.Window) -> Over:
     start = node.args["spec"].args["start"]
     length = None if start == _UNBOUNDED else parse_interval_node(start)
     return Over(call, tuple(node.args.get("partition_by") or ()), length)
+
+
+def over_node(
+    aggregate: exp.Expr, keys: list[exp.Expr], event_time: str, range_microseconds: int | None
+) -> exp.Window:
+    """What `aggregate OVER (…)` is in SQL; nothing of it is checked."""
+    start = _UNBOUNDED if range_microseconds is None else interval_node(range_microseconds)
+    ordered = exp.Ordered(this=exp.Column(this=identifier(event_time)), nulls_first=True)
+    return exp.Window(
+        this=aggregate,
+        partition_by=keys,
+        order=exp.Order(expressions=[ordered]),
+        spec=exp.WindowSpec(kind="RANGE", start=start, start_side="PRECEDING", end="CURRENT ROW"),
+    )
 
 
 def check_over(node: exp.Window, stream: Stream) -> None:

@@ -25,7 +25,7 @@ from headrace.engine.duplicates import Verdict, find_duplicates
 from headrace.engine.failures import data_failure
 from headrace.engine.judging import Judge
 from headrace.engine.late_events import LateFinder
-from headrace.engine.late_windows import count_rows
+from headrace.engine.late_windows import JoinedWindows, count_rows
 from headrace.engine.marks import DECISION, Marks, judged_column, merged
 from headrace.engine.prepared import PartialTables, PreparedPlan
 from headrace.engine.questions import TIME, Questions
@@ -60,8 +60,8 @@ _MARKS_NAME = "marks.arrow"
 class Computed:
     """What a run gave for some views of a group. `dead` names the reason by view, when the range
     is the one event that fails; `verdict` says which events are duplicates; `late` are the late
-    events of views that set some aside; `halt` is where the stream must stop after these
-    ranges."""
+    events of views that set some aside, `joined` the windows of those that others had to judge;
+    `halt` is where the stream must stop after these ranges."""
 
     group: ViewGroup
     ranges: tuple[Range, ...]
@@ -71,6 +71,7 @@ class Computed:
     verdict: Verdict = field(default_factory=Verdict)
     dead: Mapping[str, str] = field(default_factory=dict)
     late: Mapping[str, pa.Table] = field(default_factory=dict)
+    joined: Mapping[str, JoinedWindows] = field(default_factory=dict)
     halt: Halt | None = None
 
     @property
@@ -157,8 +158,9 @@ class Computer:
         marks = self._known_marks(group.stream, ranges, verdict)
         tables = self._run(group, ranges, marks)
         unjudged = [view for view in group.views if _has_null(tables, view, LATE)]
+        joined: dict[str, JoinedWindows] = {}
         if unjudged:
-            marks = self._with_judged(group.stream, unjudged, ranges, tables, marks)
+            marks, joined = self._with_judged(group.stream, unjudged, ranges, tables, marks)
             tables = self._run(group, ranges, marks)
         undecided = [view for view in group.views if _has_null(tables, view, BEYOND)]
         if undecided and group.stream.late_policy is LatePolicy.HALT:
@@ -173,7 +175,9 @@ class Computer:
             for view in group.views
             if _records_late(group.stream) and _sets_aside(tables, view)
         }
-        return Computed(group, ranges, group.views, tables, marks, verdict, late=late)
+        return Computed(
+            group, ranges, group.views, tables, marks, verdict, late=late, joined=joined
+        )
 
     def _verdict(self, stream: Stream, ranges: tuple[Range, ...]) -> Verdict:
         """Views that run alone after a failure are judged once, like the group they left."""
@@ -198,14 +202,17 @@ class Computer:
         ranges: Sequence[Range],
         tables: PartialTables,
         marks: Marks,
-    ) -> Marks:
+    ) -> tuple[Marks, dict[str, JoinedWindows]]:
         """The marks, and how the events were judged that a first run could not judge."""
         file = self._file(marks)
+        joined: dict[str, JoinedWindows] = {}
         for view in views:
             partials = tables[(view.name, None)]
-            found = self._judge.judge(view.running_plan, stream, ranges, partials, file)
+            found, joined[view.name] = self._judge.judge(
+                view.running_plan, stream, ranges, partials, file
+            )
             marks = merged(marks, found)
-        return marks
+        return marks, joined
 
     def _known_marks(self, stream: Stream, ranges: Sequence[Range], verdict: Verdict) -> Marks:
         """What is known of these events: which are duplicates, and the operator's decisions."""
@@ -293,7 +300,8 @@ class Computer:
         late = done.late.get(view.name)
         if late is None:
             return None
-        return self._finder.sided(view.running_plan.plan, done.group.stream, late)
+        joined = done.joined.get(view.name, JoinedWindows())
+        return self._finder.sided(view.running_plan.plan, done.group.stream, late, joined)
 
     def _plan(self, stream: Stream, views: Sequence[LiveView]) -> PreparedPlan:
         key = _plan_key(stream, views)

@@ -2,112 +2,187 @@
 
 An event is late when the group that it falls in was passed: closed before the watermark, or timed
 out. That group is found among the events of its key that came before it in the log and were
-applied, itself included. So the events of a key are judged one after the other, all keys at once.
+applied, itself included. So the events of such keys are gone through in the order of the log. Only
+those that open or close matter for where groups are, and one of them changes the groups from its
+own on, up to the next that begins where one did before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from headrace.engine.marks import Marks, judged_column
+from headrace.engine.late_windows import JoinedWindows
+from headrace.engine.marks import Marks, judged_column, judged_marks
 from headrace.engine.windows import Decision, Judged
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import CLOSES, LATE, OPENS, PANE, PASSED, POSITION, EventGroup, ViewPlan
-from headrace.store.event_groups import KEY, Groups, find_groups
+from headrace.store.event_groups import KEY
 
-__all__ = ["judge_groups"]
+__all__ = ["GroupSpan", "KeyGroups", "judge_groups"]
 
-Numbers = npt.NDArray[np.int64]
-Flags = npt.NDArray[np.bool_]
+Place = tuple[int, int]  # time and offset: all events of a key are in one partition
 Decided = Mapping[tuple[int, int], Decision]  # by partition and offset
 
 
-class _Events:
-    """The events of a tick's keys, those of earlier ticks among them, by key, time and place."""
+class GroupSpan(NamedTuple):
+    """`after` is the first place that is no longer in it."""
 
-    def __init__(self, near: pa.Table, timeout: int) -> None:
-        self.keys, self.times, self.offsets, self.watermarks = (
-            near.column(name).to_numpy() for name in (KEY, PANE, POSITION[1], PASSED)
-        )
-        self.opens, self.closes = (
-            near.column(name).to_numpy().astype(np.bool_) for name in (OPENS, CLOSES)
-        )
-        self.is_open_question = near.column(LATE).is_null().to_numpy()
-        self.timeout = timeout
-        self.is_applied = np.ones(near.num_rows, dtype=np.bool_)
+    start: int
+    end: int
+    is_closed: bool
+    after: Place
 
-    def questions(self) -> list[Numbers]:
-        """The places of the events that are to be judged: the first of each key, then the second
-        of each, and so on."""
-        places = np.flatnonzero(self.is_open_question)
-        ordered = places[np.lexsort((self.offsets[places], self.keys[places]))]
-        keys = self.keys[ordered]
-        first = np.searchsorted(keys, keys)
-        turn = np.arange(len(ordered)) - first
-        return [ordered[turn == number] for number in range(int(turn.max(initial=-1)) + 1)]
-
-    def judge(self, places: Numbers, horizon: int | None) -> Numbers:
-        """One event of each of some keys, as if nothing had come after it."""
-        limits = np.full(int(self.keys.max()) + 1, np.iinfo(np.int64).min)
-        limits[self.keys[places]] = self.offsets[places]
-        known = np.flatnonzero(self.is_applied & (self.offsets <= limits[self.keys]))
-        groups = find_groups(
-            self.keys[known], self.times[known], self.opens[known], self.closes[known], self.timeout
-        )
-        mine = groups.numbers(len(known))[np.searchsorted(known, places)]
-        ends = np.append(self._ends(groups, known), np.iinfo(np.int64).max)[mine]
-        watermarks = self.watermarks[places]
-        judged: Numbers = (ends <= watermarks).astype(np.int64) * Judged.LATE
-        if horizon is not None:
-            lowered = np.maximum(watermarks, np.iinfo(np.int64).min + horizon) - horizon
-            judged[ends <= lowered] = Judged.BEYOND
-        return judged
-
-    def _ends(self, groups: Groups, known: Numbers) -> Numbers:
-        """From which watermark on each group is passed."""
-        closing = self.times[known[groups.ends - 1]] + 1
-        limit = self.times[known[groups.starts]] + self.timeout
-        ends: Numbers = np.where(groups.is_closed, closing, limit)
-        return ends
+    @property
+    def passed_from(self) -> int:
+        """The watermark from which on it is passed."""
+        return self.end + 1 if self.is_closed else self.end
 
 
-def judge_groups(plan: ViewPlan, stream: Stream, near: pa.Table, decided: Decided) -> Marks:
-    """Marks for the events of `near` (see Store.near_events) whose LATE is NULL."""
-    assert isinstance(plan.window, EventGroup)
-    events = _Events(near, plan.window.timeout_microseconds)
-    partitions = near.column(POSITION[0]).to_numpy()
-    judged = np.zeros(near.num_rows, dtype=np.int8)
-    for places in events.questions():
-        found = events.judge(places, stream.late_horizon_microseconds)
-        judged[places] = found
-        events.is_applied[places] = _applied(stream, found, partitions, events, places, decided)
-    marks = {}
-    for partition in np.unique(partitions[events.is_open_question]):
-        mine = np.flatnonzero(events.is_open_question & (partitions == partition))
-        mine = mine[np.argsort(events.offsets[mine])]
-        marks[int(partition)] = (events.offsets[mine], judged[mine])
-    return Marks({}, {judged_column(plan.view): marks})
+@dataclass
+class KeyGroups:
+    """The groups of one key as they are at one place in the log, ascending."""
+
+    timeout: int
+    opening: list[Place] = field(default_factory=list)
+    closing: list[Place] = field(default_factory=list)
+    starts: list[Place] = field(default_factory=list)
+    spans: list[GroupSpan] = field(default_factory=list)
+
+    def joined(self, place: Place, *, opens: bool, closes: bool) -> GroupSpan | None:
+        """The group that an event would be part of."""
+        number = self._holding(place)
+        if number is not None:
+            span = self.spans[number]
+            return _closed(span.start, place) if closes else span
+        if not opens:
+            return None
+        return _closed(place[0], place) if closes else self._begun(place)
+
+    def holds(self, place: Place) -> bool:
+        """Whether one of the groups reaches over the place."""
+        return self._holding(place) is not None
+
+    def apply(self, place: Place, *, opens: bool, closes: bool) -> None:
+        number = self._holding(place)
+        if opens:
+            insort(self.opening, place)
+        if closes:
+            insort(self.closing, place)
+        if number is not None and closes:
+            self._follow(number, self.starts[number])
+        elif number is None and opens:
+            self._follow(bisect_left(self.starts, place), place)
+
+    def _holding(self, place: Place) -> int | None:
+        number = bisect_right(self.starts, place) - 1
+        return number if number >= 0 and place < self.spans[number].after else None
+
+    def _begun(self, place: Place) -> GroupSpan:
+        """The group that begins there."""
+        limit = place[0] + self.timeout
+        number = bisect_left(self.closing, place)
+        if number < len(self.closing) and self.closing[number][0] < limit:
+            return _closed(place[0], self.closing[number])
+        return GroupSpan(place[0], limit, False, (limit, -2))
+
+    def _follow(self, number: int, start: Place) -> None:
+        """The groups from this one on, up to where they are as they were."""
+        starts, spans = [start], [self._begun(start)]
+        while True:
+            following = bisect_left(self.opening, spans[-1].after)
+            if following == len(self.opening):
+                same = len(self.starts)
+                break
+            begins = self.opening[following]
+            same = bisect_left(self.starts, begins)
+            if same < len(self.starts) and self.starts[same] == begins:
+                break
+            starts.append(begins)
+            spans.append(self._begun(begins))
+        self.starts[number:same] = starts
+        self.spans[number:same] = spans
 
 
-def _applied(
-    stream: Stream,
-    found: Numbers,
-    partitions: Numbers,
-    events: _Events,
-    places: Numbers,
-    decided: Decided,
-) -> Flags:
+def _closed(start: int, place: Place) -> GroupSpan:
+    return GroupSpan(start, place[0], True, (place[0], place[1] + 1))
+
+
+class _Event(NamedTuple):
+    key: int
+    partition: int
+    offset: int
+    time: int
+    watermark: int
+    opens: bool
+    closes: bool
+    is_asked: bool
+
+
+def judge_groups(
+    plan: ViewPlan, stream: Stream, near: pa.Table, decided: Decided
+) -> tuple[Marks, JoinedWindows]:
+    """For the events of `near` (see Store.near_events) whose LATE is NULL."""
+    window = plan.window
+    assert isinstance(window, EventGroup)
+    known: dict[int, KeyGroups] = {}
+    places: dict[int, list[tuple[int, Judged]]] = {}
+    windows: dict[tuple[int, int], tuple[int, int]] = {}
+    for event in _in_log_order(near):
+        groups = known.get(event.key)
+        if groups is None:
+            groups = known[event.key] = KeyGroups(window.timeout_microseconds)
+        place, opens, closes = (event.time, event.offset), event.opens, event.closes
+        judged = Judged.IN_TIME
+        if event.is_asked:
+            span = groups.joined(place, opens=opens, closes=closes)
+            judged = _judged(span, event.watermark, stream)
+            places.setdefault(event.partition, []).append((event.offset, judged))
+            if span is not None and judged is not Judged.IN_TIME:
+                # What would have closed a group of its own may be forgotten: store/settled.py.
+                is_known = closes or groups.holds(place)
+                end = span.end if is_known else event.time + groups.timeout
+                windows[(event.partition, event.offset)] = (span.start, end)
+        if (opens or closes) and _is_applied(event, judged, stream, decided):
+            groups.apply(place, opens=opens, closes=closes)
+    return judged_marks(judged_column(plan.view), places), JoinedWindows(windows)
+
+
+def _in_log_order(near: pa.Table) -> Iterator[_Event]:
+    """Those of keys that are asked about, as far as they matter: key by key."""
+    keys, offsets = near.column(KEY).to_numpy(), near.column(POSITION[1]).to_numpy()
+    opens, closes = (near.column(name).to_numpy().astype(np.bool_) for name in (OPENS, CLOSES))
+    is_asked = near.column(LATE).is_null().to_numpy()
+    matters = np.isin(keys, keys[is_asked]) & (is_asked | opens | closes)
+    chosen = np.flatnonzero(matters)
+    chosen = chosen[np.lexsort((offsets[chosen], keys[chosen]))]
+    partitions, times, watermarks = (
+        near.column(name).to_numpy()[chosen].tolist() for name in (POSITION[0], PANE, PASSED)
+    )
+    rest = (opens[chosen].tolist(), closes[chosen].tolist(), is_asked[chosen].tolist())
+    own = (keys[chosen].tolist(), partitions, offsets[chosen].tolist(), times, watermarks)
+    return map(_Event._make, zip(*own, *rest, strict=True))
+
+
+def _judged(span: GroupSpan | None, watermark: int, stream: Stream) -> Judged:
+    """What is in no group is not late for one."""
+    if span is None or span.passed_from > watermark:
+        return Judged.IN_TIME
+    horizon = stream.late_horizon_microseconds
+    is_beyond = horizon is not None and span.passed_from <= watermark - horizon
+    return Judged.BEYOND if is_beyond else Judged.LATE
+
+
+def _is_applied(event: _Event, judged: Judged, stream: Stream, decided: Decided) -> bool:
+    if judged is Judged.IN_TIME:
+        return True
     if stream.late_policy is LatePolicy.REVISE:
-        return np.not_equal(found, Judged.BEYOND)
-    in_time = np.equal(found, Judged.IN_TIME)
+        return judged is Judged.LATE
     if stream.late_policy is not LatePolicy.HALT:
-        return in_time
-    applied = [
-        decided.get((int(partitions[place]), int(events.offsets[place]))) is Decision.APPLY
-        for place in places
-    ]
-    return np.logical_or(in_time, applied)
+        return False
+    return decided.get((event.partition, event.offset)) is Decision.APPLY

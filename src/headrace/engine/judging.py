@@ -21,7 +21,8 @@ import pyarrow.compute as pc
 
 from headrace.engine.group_judging import judge_groups
 from headrace.engine.groupings import groupings_of
-from headrace.engine.marks import DECISION, Marks, judged_column
+from headrace.engine.late_windows import JoinedWindows
+from headrace.engine.marks import DECISION, Marks, judged_column, judged_marks
 from headrace.engine.questions import TIME, Questions
 from headrace.engine.source import OFFSET, PARTITION, WATERMARK, Range
 from headrace.engine.windows import Decision, Judged
@@ -91,14 +92,16 @@ class Judge:
         ranges: Sequence[Range],
         partials: pa.Table,
         marks_file: str,
-    ) -> Marks:
+    ) -> tuple[Marks, JoinedWindows]:
         """The column `judged_column(view)` for exactly the events that `partials`, a first run's,
-        leave without LATE. `marks_file` is that run's."""
+        leave without LATE, and the windows of those that are late. `marks_file` is that run's."""
         if isinstance(view.plan.window, EventGroup):
             return self._judge_groups(view, stream, partials)
         return self._judge_sessions(view, stream, ranges, partials, marks_file)
 
-    def _judge_groups(self, view: BoundView, stream: Stream, partials: pa.Table) -> Marks:
+    def _judge_groups(
+        self, view: BoundView, stream: Stream, partials: pa.Table
+    ) -> tuple[Marks, JoinedWindows]:
         place = partials.column_names.index(BEYOND)
         zeros = pa.array(np.zeros(partials.num_rows, dtype=np.int32))
         near = self._store.near_events(view.name, partials.set_column(place, BEYOND, zeros))
@@ -116,7 +119,7 @@ class Judge:
         ranges: Sequence[Range],
         partials: pa.Table,
         marks_file: str,
-    ) -> Marks:
+    ) -> tuple[Marks, JoinedWindows]:
         window = view.plan.window
         assert isinstance(window, SessionWindow)
         gap = window.gap_microseconds
@@ -126,6 +129,7 @@ class Judge:
         times = events.column(TIME)
         known = self._sessions(view, keys, pc.min(times).as_py() or 0, gap)
         places: dict[int, list[tuple[int, Judged]]] = {}
+        windows: dict[tuple[int, int], tuple[int, int]] = {}
         candidates = set(_keys(keys, view)) if view.keys else {()}
         for event in _in_log_order(events, view):
             if event.key not in candidates:
@@ -134,9 +138,12 @@ class Judge:
             judged = _judged(event, sessions, stream)
             if judged is not None:
                 places.setdefault(event.partition, []).append((event.offset, judged))
+            if judged:
+                first, last = sessions.joined(event.time)
+                windows[(event.partition, event.offset)] = (first, last + gap)
             if _is_applied(event, judged or Judged.IN_TIME, stream):
                 sessions.apply(event.time)
-        return Marks({}, {judged_column(view.name): _columns(places)})
+        return judged_marks(judged_column(view.name), places), JoinedWindows(windows)
 
     def _sessions(
         self, view: BoundView, keys: pa.Table, first: int, gap: int
@@ -196,18 +203,6 @@ def _is_applied(event: _Event, judged: Judged, stream: Stream) -> bool:
     if stream.late_policy is LatePolicy.REVISE:
         return judged is Judged.LATE
     return stream.late_policy is LatePolicy.HALT and event.decision == Decision.APPLY
-
-
-def _columns(
-    places: dict[int, list[tuple[int, Judged]]],
-) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    return {
-        partition: (
-            np.array([offset for offset, _ in found], dtype=np.int64),
-            np.array([judged for _, judged in found], dtype=np.int8),
-        )
-        for partition, found in places.items()
-    }
 
 
 def _keys(rows: pa.Table, view: BoundView) -> list[Key]:

@@ -3,6 +3,7 @@ asked of Spark again."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,14 +11,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.engine.groupings import groupings_of, with_beyond
-from headrace.engine.late_windows import missed_windows
+from headrace.engine.late_windows import JoinedWindows, missed_windows
 from headrace.engine.marks import DECISION
 from headrace.engine.questions import Questions
 from headrace.engine.source import OFFSET, PARTITION, WATERMARK, Range
 from headrace.engine.windows import Decision
 from headrace.log.contract import LogReader
 from headrace.model.definitions import LatePolicy, Stream
-from headrace.model.plan import BEYOND, LATE, PANE, PANE_END, ROWS, ViewPlan
+from headrace.model.plan import (
+    BEYOND,
+    LATE,
+    PANE,
+    PANE_END,
+    ROWS,
+    EventGroup,
+    SessionWindow,
+    ViewPlan,
+)
 from headrace.store.late_counts import late_column
 
 __all__ = ["LateFinder", "decided_to_drop", "dropped_windows"]
@@ -44,7 +54,9 @@ class LateFinder:
         found = self._questions.ask(stream, main, is_aside, own, ranges, marks_file)
         return with_beyond(found, stream)
 
-    def sided(self, plan: ViewPlan, stream: Stream, late: pa.Table) -> pa.Table | None:
+    def sided(
+        self, plan: ViewPlan, stream: Stream, late: pa.Table, joined: JoinedWindows
+    ) -> pa.Table | None:
         """What is kept of the late events that are set aside: the event, and each window it
         missed."""
         if stream.late_policy is LatePolicy.HALT:
@@ -52,7 +64,7 @@ class LateFinder:
             late = late.filter(pa.array(decisions == Decision.SIDE))
         if late.num_rows == 0:
             return None
-        rows, starts, ends = missed_windows(plan, late)
+        rows, starts, ends = missed_windows(plan, late, joined)
         events = self._events(stream, late).take(pa.array(rows))
         places = late.take(pa.array(rows))
         moment = pa.timestamp("us", "UTC")
@@ -90,12 +102,18 @@ def decided_to_drop(late: pa.Table) -> pa.Table:
     return chosen.append_column(ROWS, ones)
 
 
-def dropped_windows(plan: ViewPlan, partials: pa.Table) -> list[tuple[int, int, int]]:
-    """(start, end, events) of each window that late events were dropped from."""
-    aside = partials.filter(pc.greater(partials.column(BEYOND), 0))
-    rows, starts, ends = missed_windows(plan, aside)
+def dropped_windows(
+    plan: ViewPlan, aside: pa.Table, joined: JoinedWindows
+) -> list[tuple[int, int, int]]:
+    """(start, end, events) of each window that late events were dropped from: the rows that are
+    set aside, partial ones or those of single events."""
+    if isinstance(plan.window, (SessionWindow, EventGroup)) and OFFSET not in aside.column_names:
+        counts = Counter(joined.by_place.values())  # of a stream that drops all late events
+        return [(start, end, count) for (start, end), count in counts.items()]
+    aside = aside.filter(pc.greater(aside.column(BEYOND), 0))
+    rows, starts, ends = missed_windows(plan, aside, joined)
     events = aside.column(ROWS).to_numpy()[rows]
-    counts: dict[tuple[int, int], int] = {}
+    counts = Counter()
     for start, end, count in zip(starts.tolist(), ends.tolist(), events.tolist(), strict=True):
-        counts[(start, end)] = counts.get((start, end), 0) + count
+        counts[(start, end)] += count
     return [(start, end, count) for (start, end), count in counts.items()]

@@ -5,29 +5,44 @@ Windows are counted as the store expands a pane: by their end, the first first.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.engine.questions import TIME
+from headrace.engine.source import OFFSET, PARTITION
 from headrace.model.plan import (
     BEYOND,
-    FIRST,
     LATE,
     PANE,
     PANE_END,
     ROWS,
-    EventGroup,
-    SessionWindow,
     Sliding,
     ViewPlan,
     Window,
 )
 
-__all__ = ["applied_rows", "count_rows", "missed_windows"]
+__all__ = ["JoinedWindows", "applied_rows", "count_rows", "missed_windows"]
 
 Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class JoinedWindows:
+    """Where others decide which window an event belongs to: the start and the end of the one that
+    each late event would have been part of, by partition and offset."""
+
+    by_place: Mapping[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+
+    def of(self, events: pa.Table) -> tuple[Numbers, Numbers]:
+        """The starts and the ends, for rows with PARTITION and OFFSET."""
+        places = (events.column(name).to_pylist() for name in (PARTITION, OFFSET))
+        found = [self.by_place[place] for place in zip(*places, strict=True)]
+        pairs = np.array(found, dtype=np.int64).reshape(len(found), 2)
+        return pairs[:, 0], pairs[:, 1]
 
 
 def _numbers(table: pa.Table, name: str) -> Numbers:
@@ -69,11 +84,12 @@ def count_rows(plan: ViewPlan, partials: pa.Table) -> tuple[int, int, int]:
     return int(rows[applied].sum()), int(rows[late].sum()), int(rows[~applied].sum())
 
 
-def missed_windows(plan: ViewPlan, late: pa.Table) -> tuple[Numbers, Numbers, Numbers]:
+def missed_windows(
+    plan: ViewPlan, late: pa.Table, joined: JoinedWindows
+) -> tuple[Numbers, Numbers, Numbers]:
     """For rows with PANE, BEYOND and the like: each window that a row is set aside from, as the
     number of the row, the window's start and its end. An event of a sliding view misses its own
-    row and some that come after it: it is kept once, with the window of its own. What group an
-    event of another missed is not kept: it stands for the one that would begin with it."""
+    row and some that come after it: it is kept once, with the window of its own."""
     beyond = _numbers(late, BEYOND)
     if isinstance(plan.window, Sliding):
         beyond = np.minimum(beyond, 1)
@@ -89,9 +105,5 @@ def missed_windows(plan: ViewPlan, late: pa.Table) -> tuple[Numbers, Numbers, Nu
     if isinstance(window, Sliding):
         starts = _numbers(late, PANE)[rows]
         return rows, starts, starts + 1
-    if isinstance(window, EventGroup):
-        starts = _numbers(late, PANE)[rows]
-        return rows, starts, starts + window.timeout_microseconds
-    starts = _numbers(late, FIRST if FIRST in late.column_names else TIME)[rows]
-    gap = window.gap_microseconds if isinstance(window, SessionWindow) else 0
-    return rows, starts, starts + gap
+    starts, ends = joined.of(late.take(pa.array(rows)))
+    return rows, starts, ends

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["DECISION", "MARK", "Marks", "judged_column", "load_marks", "merged"]
+__all__ = ["DECISION", "MARK", "Marks", "judged_column", "judged_marks", "load_marks", "merged"]
 
 MARK = "_mark_"
 DECISION = "_mark_decision"  # what an operator decided about a late event, see `Decision`
@@ -105,6 +105,15 @@ class Marks:
         )
         with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
+
+
+def judged_marks(column: str, places: Mapping[int, Sequence[tuple[int, int]]]) -> Marks:
+    """One column, from pairs of offset and value by partition, in any order."""
+    columns = {}
+    for partition, found in places.items():
+        pairs = np.array(sorted(found), dtype=np.int64)
+        columns[partition] = (pairs[:, 0].copy(), pairs[:, 1].astype(np.int8))
+    return Marks({}, {column: columns})
 
 
 def merged(first: Marks, second: Marks) -> Marks:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.log.contract import NO_EVENT_TIME, LogReader
-from headrace.model.definitions import Stream
+from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.errors import LogOffsetError
 
-__all__ = ["Watermark", "read_watermark"]
+__all__ = ["Watermark", "read_watermark", "settled_times"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,28 @@ class Watermark:
 def read_watermark(reader: LogReader, stream: Stream, offsets: Sequence[int]) -> Watermark:
     """Of a view that stands at these offsets. A partition that never had an event or a heartbeat
     counts as idle. It may step back when such a partition gets its first."""
+    marks = _marks(reader, stream, offsets)
+    if not marks:
+        return Watermark(None)
+    slowest = min(marks, key=lambda partition: marks[partition])
+    is_alone = len(marks) == 1 or len(set(marks.values())) > 1
+    return Watermark(
+        marks[slowest] - stream.delay_microseconds, slowest if is_alone else -1, marks[slowest]
+    )
+
+
+def settled_times(reader: LogReader, stream: Stream, offsets: Sequence[int]) -> Mapping[int, int]:
+    """By partition: nothing at these offsets or after them is applied to a window that has ended
+    by then. Only where late events are dropped: under every other policy they may be applied, at
+    once, or later when someone wants it."""
+    if stream.late_policy is not LatePolicy.DROP:
+        return {}
+    marks = _marks(reader, stream, offsets)
+    return {partition: mark - stream.delay_microseconds for partition, mark in marks.items()}
+
+
+def _marks(reader: LogReader, stream: Stream, offsets: Sequence[int]) -> dict[int, int]:
+    """The highest event times of the partitions that have one."""
     marks: dict[int, int] = {}
     for partition, offset in enumerate(offsets):
         try:
@@ -33,10 +55,4 @@ def read_watermark(reader: LogReader, stream: Stream, offsets: Sequence[int]) ->
             continue  # retention took what was before it
         if highest != NO_EVENT_TIME:
             marks[partition] = highest
-    if not marks:
-        return Watermark(None)
-    slowest = min(marks, key=lambda partition: marks[partition])
-    is_alone = len(marks) == 1 or len(set(marks.values())) > 1
-    return Watermark(
-        marks[slowest] - stream.delay_microseconds, slowest if is_alone else -1, marks[slowest]
-    )
+    return marks

@@ -11,10 +11,11 @@ import pyarrow as pa
 from headrace.engine.computing import Computed, Computer
 from headrace.engine.counting import view_counts
 from headrace.engine.late_events import decided_to_drop, dropped_windows
-from headrace.engine.late_windows import applied_rows
+from headrace.engine.late_windows import JoinedWindows, applied_rows
 from headrace.engine.prepared import PartialTables
 from headrace.engine.source import Range
 from headrace.engine.views import LiveView, reached_offsets
+from headrace.engine.watermarks import settled_times
 from headrace.log.contract import LogReader
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.store.contract import (
@@ -87,12 +88,14 @@ class Writes:
         plan = view.running_plan.plan
         partials = done.tables.get((view.name, None))
         dropped: tuple[tuple[int, int, int], ...] = ()
+        joined = done.joined.get(view.name, JoinedWindows())
         if partials is not None:
             if view.stream.late_policy is LatePolicy.DROP and plan.window is not None:
-                dropped = tuple(dropped_windows(plan, partials))
+                dropped = tuple(dropped_windows(plan, partials, joined))
             partials = applied_rows(plan, partials)
         if view.stream.late_policy is LatePolicy.HALT and view.name in done.late:
-            dropped = tuple(dropped_windows(plan, decided_to_drop(done.late[view.name])))
+            decided = decided_to_drop(done.late[view.name])
+            dropped = tuple(dropped_windows(plan, decided, joined))
         dead = self._dead_letters(view, done)
         return ViewWrite(
             view=view.name,
@@ -105,6 +108,7 @@ class Writes:
             sided=self._computer.sided(done, view),
             dropped=dropped,
             dropped_for="late" if view.stream.late_policy is LatePolicy.DROP else "decided",
+            settled=settled_times(self._reader, view.stream, done.next_offsets),
         )
 
     def _dead_letters(self, view: LiveView, done: Computed) -> tuple[StoreDeadLetter, ...]:

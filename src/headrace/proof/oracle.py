@@ -29,8 +29,8 @@ TAKEN = "_taken"  # BOOLEAN: whether it was taken in all the same
 @dataclass(frozen=True)
 class Oracle:
     """`sql` gives the outputs as e0, e1, …, the keys as k0, k1, … (the window's start the last of
-    them), and with a window REVISION and WINDOW_END. `columns` are the stream's columns that it
-    needs.
+    them), and with a window REVISION and WINDOW_END, from which on a row is final. `columns` are
+    the stream's columns that it needs.
 
     The rest asks the same of single events: what to read them `events` from, which are in the view
     (`where`), their `key_texts`, whether an event's window had been `passed` before it, and whether
@@ -75,7 +75,7 @@ def oracle(plan: ViewPlan, stream: Stream) -> Oracle:
             passed, taken = _passed(window), _taken(window, stream)
         chosen += [
             f"{window}.start AS k{len(keys)}",
-            f"{window}.`end` AS {WINDOW_END}",
+            f"{_passed_from(plan, window)} AS {WINDOW_END}",
             f"count_if({passed}) AS {REVISION}",
         ]
         keys.append(f"{window}.start")
@@ -106,6 +106,15 @@ def _window(plan: ViewPlan) -> str:
     if isinstance(plan.window, Window):
         return "window"
     return "session_window" if isinstance(plan.window, SessionWindow) else "_window"
+
+
+def _passed_from(plan: ViewPlan, window: str) -> str:
+    """A group that an event closed takes further events of that very moment."""
+    if not isinstance(plan.window, EventGroup):
+        return f"{window}.`end`"
+    length = f"unix_micros({window}.`end`) - unix_micros({window}.start)"
+    closed = f"IF({length} < {plan.window.timeout_microseconds}L, 1L, 0L)"
+    return f"timestamp_micros(unix_micros({window}.`end`) + {closed})"
 
 
 def _passed(window: str, lowered_by: int = 0) -> str:

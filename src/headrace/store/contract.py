@@ -142,7 +142,11 @@ class ViewWrite:
     window_start, window_end, watermark, `_partition`, `_offset`, then the event's stored columns.
     `dropped` counts dropped ones by window: (start, end, events). The reason is
     `dropped_for`: late by the stream's policy, or decided by an operator. `applied` are the places
-    (partition, offset) of events set aside before that the view takes in now."""
+    (partition, offset) of events set aside before that the view takes in now.
+
+    `settled` says by partition: no event of it that is yet to come is applied to a window that has
+    ended by then. What only such windows need may go (see store/settled.py). A partition that can
+    say nothing is missing."""
 
     view: str
     partials: pa.Table | None
@@ -155,6 +159,7 @@ class ViewWrite:
     dropped: tuple[tuple[int, int, int], ...] = ()
     dropped_for: str = "late"
     applied: tuple[tuple[int, int], ...] = ()
+    settled: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -312,8 +317,9 @@ class Store(Protocol):
     def near_events(self, view: str, partials: pa.Table) -> pa.Table | None:
         """Of a view by event group: the events of these partials whose BEYOND is not positive, and
         the stored ones they may be grouped with; with the columns of the partials, and in
-        event_groups.KEY a number for the keys; in the order of that, of time and of the log. None
-        where there are none."""
+        event_groups.KEY a number for the keys; in the order of that, of time and of the log. A
+        group whose events are no longer kept is there by what opens and what closes it. None where
+        there are none."""
 
     def commit(
         self, write: TickWrite, want_changes: frozenset[str] | None = None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["FINAL", "Passing", "final_sql", "with_final"]
+__all__ = ["FINAL", "Passing", "final_sql", "is_final", "with_final"]
 
 FINAL = "final"
 

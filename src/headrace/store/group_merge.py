@@ -60,7 +60,7 @@ class EventGroupMerge(ViewMerge):
         if write.partials is None or write.partials.num_rows == 0:
             return None
         self._recent_known()
-        events = self.near_events(write.partials)
+        events = self._near(write.partials)
         if events is None:
             return None
         low = self._low()
@@ -74,15 +74,20 @@ class EventGroupMerge(ViewMerge):
         return self._without_gone(result)
 
     def near_events(self, partials: pa.Table) -> pa.Table | None:
-        """The events of these partials that are applied, and the stored ones they may be grouped
-        with, in order. Within a transaction; `clear` follows."""
+        """See the contract. `clear` follows."""
+        return self._near(partials, with_settled=True)
+
+    def _near(self, partials: pa.Table, *, with_settled: bool = False) -> pa.Table | None:
+        """What is applied is never in a group that is settled: merging need not know of them."""
         self._stage.fill(partials)
         if self._stage.table.filter(_applied(self._stage.table)).num_rows == 0:
             return None
         schema, low = self._groups, self._low()
         touched = schema.touched_keys_sql(self._stage_name, low)
         self._touched.fill(arrow_table(self._connection, touched))
-        near = schema.near_events_sql(self._stage_name, self._touched_name, low)
+        near = schema.near_events_sql(
+            self._stage_name, self._touched_name, low, with_settled=with_settled
+        )
         found = arrow_table(self._connection, near)
         return found.rename_columns([*found.column_names[:-1], KEY])
 

@@ -11,7 +11,8 @@ before can no longer be another way, since nothing was open there.
     _headrace.state_N         one row per group, as for every window; the place of its first event,
                               and from when on it is final
 
-Events stay as long as the view does: a late event may reach back to any of them.
+Events stay for as long as something may change their group (settled.py). A group whose first event
+is no longer kept is settled: no tick writes it again.
 """
 
 from __future__ import annotations
@@ -147,7 +148,9 @@ class EventGroupSchema(ViewSchema):
         place = ", ".join([time, *(f"{of}.{name}" for name in POSITION)])
         return f"{time} >= {since[0]} AND ({place}) >= ({', '.join(since)})"
 
-    def near_events_sql(self, stage: str, touched: str, low: int) -> str:
+    def near_events_sql(
+        self, stage: str, touched: str, low: int, *, with_settled: bool = False
+    ) -> str:
         """The staged events and those they may be grouped with, in order."""
         columns = [quoted(c.name) for c in self.events]
         match = " AND ".join([*self._same("e", "t"), self._is_since(f"e.{PANE}", "e")])
@@ -157,10 +160,39 @@ class EventGroupSchema(ViewSchema):
             f"WHERE {PANE} > {low - self.timeout} "
             f"UNION ALL SELECT {chosen}, true FROM {stage} WHERE {BEYOND} <= 0"
         )
+        if with_settled:
+            both += f" UNION ALL {self._settled_sql(low)}"
         qualified = ", ".join(f"e.{name}" for name in (*columns, self.staged))
         return (
             f"SELECT {qualified}, t.{self.key} FROM ({both}) e JOIN {touched} t ON {match} "
             f"ORDER BY t.{self.key}, e.{PANE}, e.{POSITION[0]}, e.{POSITION[1]}"
+        )
+
+    def _settled_sql(self, low: int) -> str:
+        """Groups without events, each as one event that opens it and one that closes it. What is
+        kept of the time at which a group closed came after its end, so that goes first there."""
+        kept = f"e.{POSITION[0]} = s.{POSITION[0]} AND e.{POSITION[1]} = s.{POSITION[1]}"
+        bare = (
+            f"SELECT *, {ENDS} <> {WINDOW_END} AS {CLOSES} FROM (SELECT * FROM {self.state_table} "
+            f"WHERE {WINDOW_START} > make_timestamptz({low - self.timeout})) s "
+            f"ANTI JOIN (SELECT * FROM {self.events_table} WHERE {PANE} > {low - self.timeout}) e "
+            f"ON {kept}"
+        )
+        at_once = f"{CLOSES} AND {WINDOW_END} = {WINDOW_START}"
+        known = {LATE: "0", PASSED: "0", ROWS: "0"}
+        opening = {**known, PANE: f"epoch_us({WINDOW_START})", OPENS: "true", CLOSES: at_once}
+        opening |= {name: name for name in POSITION}
+        closing = {**known, PANE: f"epoch_us({WINDOW_END})", OPENS: "false", CLOSES: "true"}
+        closing |= {POSITION[0]: POSITION[0], POSITION[1]: "-1"}
+        closing |= {name: name for name in self._keys}
+        opening |= {name: name for name in self._keys}
+        first, last = (
+            ", ".join(made.get(c.name, made.get(quoted(c.name), "NULL")) for c in self.events)
+            for made in (opening, closing)
+        )
+        return (
+            f"SELECT {first}, false FROM ({bare}) UNION ALL "
+            f"SELECT {last}, false FROM ({bare}) WHERE {CLOSES} AND NOT ({at_once})"
         )
 
     def near_groups_sql(self, touched: str, low: int) -> str:
@@ -175,7 +207,7 @@ class EventGroupSchema(ViewSchema):
 
     def group_sql(self, grouped: str, old: str) -> str:
         """As `merge_sql`, of the groups that have other events than before; `gone` are rows
-        whose group is no more."""
+        whose group is no more. Those without a first event are settled, and stay."""
         state = [quoted(column.name) for column in self.state]
         after = [quoted(name) for name in self.after]
         place = " AND ".join(f"m.{name} = o.{name}" for name in POSITION)
@@ -187,11 +219,13 @@ class EventGroupSchema(ViewSchema):
             f", o.{now} AS {quoted(was)}" for now, was in zip(after, self.before, strict=True)
         )
         is_same = f"o.{self.id} NOTNULL AND m.{ROWS} = o.{ROWS} AND NOT m.{self.staged}"
+        opened = " AND ".join(f"g.{name} = s.{name}" for name in POSITION)
         complete = (
             f"SELECT {chosen}, o.{self.id}{before}, "
             f"coalesce(o.{self.passes}, false) AS {self.passed}, m.{ROWS} IS NULL AS {self.gone}, "
-            f"o.{ENDS} AS {self.was} "
-            f"FROM merged m FULL JOIN {old} o ON {place} WHERE NOT coalesce({is_same}, false)"
+            f"o.{ENDS} AS {self.was} FROM merged m "
+            f"FULL JOIN (SELECT s.* FROM {old} s SEMI JOIN {grouped} g ON {opened}) o ON {place} "
+            f"WHERE NOT coalesce({is_same}, false)"
         )
         merged = f"merged AS MATERIALIZED ({self._merged_sql(grouped)})"
         return f"WITH {merged}, {self._finished_sql(complete, [self.gone, self.was])}"

@@ -168,7 +168,9 @@ class ViewMerge:
         else:
             self._put(behind)
             behind = Behind()
-        before, after = self._changes(result, passing)
+        before, after = published_rows(schema, result, passing)
+        if schema.emits_on_close:
+            after = pa.concat_tables([after, self._closed(passing, first)])
         old = conformed(rows, schema.old_schema)
         return Merged(before, after, old, replaced, first + kept.num_rows, behind, state)
 
@@ -281,27 +283,22 @@ class ViewMerge:
                 wanted += f" AND {schema.id} IN (SELECT {schema.id} FROM {self._gone_name})"
         self._connection.execute(wanted)
 
-    def _changes(self, result: pa.Table, passing: Passing) -> tuple[pa.Table, pa.Table]:
-        before, after = published_rows(self.schema, result, passing)
-        if self.schema.emits_on_close:
-            after = pa.concat_tables([after, self._closed(passing)])
-        return before, after
-
     def close_windows(self, passing: Passing) -> Merged | None:
         """What a tick without events for the view publishes of a view that emits on close."""
         if not self.schema.emits_on_close or not passing.has_moved:
             return None
         public, none = self.schema.public_schema.empty_table(), pa.array([], pa.int64())
         rows = self.schema.old_schema.empty_table()
-        after = self._closed(passing)
-        return Merged(public, after, rows, none, self._next_id_known(), Behind(), None)
+        next_id = self._next_id_known()
+        after = self._closed(passing, next_id)
+        return Merged(public, after, rows, none, next_id, Behind(), None)
 
-    def _closed(self, passing: Passing) -> pa.Table:
-        """The rows whose windows the tick's watermark passed."""
+    def _closed(self, passing: Passing, next_id: int) -> pa.Table:
+        """The rows whose windows the tick's watermark passed, of those it did not write."""
         schema = self.schema
         if passing.after is None or not passing.has_moved:
             return schema.public_schema.empty_table()
-        sql = schema.closed_sql(passing)
+        sql = schema.closed_sql(passing, next_id)
         return conformed(arrow_table(self._connection, sql), schema.public_schema)
 
     # Recent rows

@@ -183,9 +183,9 @@ class ViewSchema:
             for (column, _), sql in zip(self.finals, self._final_sql, strict=True)
         )
 
-    def closed_sql(self, passing: Passing) -> str:
-        """The rows shown whose windows end within what was passed."""
-        within = f"{self._passes} AND {passing.sql(self.ends)}"
+    def closed_sql(self, passing: Passing, next_id: int) -> str:
+        """The rows shown whose windows end within what was passed, of those with a lower id."""
+        within = f"{self._passes} AND {passing.sql(self.ends)} AND {self.id} < {next_id}"
         return (
             f"SELECT {self._finals_sql()}, true AS {FINAL} FROM {self.state_table} WHERE {within}"
         )

@@ -79,6 +79,10 @@ class SlidingMerge(ViewMerge):
         self._sets_aside = None
         super().forget()
 
+    def recount(self) -> None:
+        """Rows were deleted beside a merge."""
+        self._recent_is_known = False
+
     def _load_recent(self) -> None:
         self._count_rows()
 

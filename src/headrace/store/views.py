@@ -23,12 +23,15 @@ from headrace.store.ledger import Ledger, Moved, StoredView, encode_offsets
 from headrace.store.merge import Merged, ViewMerge
 from headrace.store.schema import ViewSchema
 from headrace.store.sessions import SessionMerge
+from headrace.store.settled import forget_settled
+from headrace.store.sliding_merge import SlidingMerge
 from headrace.store.tables import drop_statements, seed_statement
 
 __all__ = ["Views"]
 
 log = logging.getLogger("headrace.store")
 
+SETTLED_TICKS = 64  # so often a view forgets what nothing can change any more
 HASH_PROBE = "SELECT (hash('headrace', 1, 2.5, DATE '2026-01-01', NULL) >> 1)::BIGINT"
 
 
@@ -199,6 +202,7 @@ class Views:
                 )
                 if done is not None:
                     merged[view] = done
+                self._forget_settled(write, tick)
             return merged
         except (duckdb.OutOfMemoryException, duckdb.IOException, duckdb.FatalException):
             raise
@@ -207,6 +211,15 @@ class Views:
         finally:
             for merge in self.merges.values():
                 merge.clear()
+
+    def _forget_settled(self, write: ViewWrite, tick: int) -> None:
+        """Now and then, views taking turns."""
+        merge = self.merges[write.view]
+        if write.settled and (tick + merge.schema.number) % SETTLED_TICKS == 0:
+            partitions = write.next_offsets.keys()
+            forget_settled(self._connection, merge.schema, write.settled, partitions)
+            if isinstance(merge, SlidingMerge):
+                merge.recount()
 
     def _passing(self, write: ViewWrite) -> Passing:
         before = self.stored[write.view].entry.watermark_microseconds

@@ -68,7 +68,7 @@ def _check_one_partitioning(draft: ViewDraft) -> None:
             draft.fault(
                 node,
                 "OVER (…) with another PARTITION BY than the first in this view",
-                "make one view per PARTITION BY",
+                "make one view per PARTITION BY, each with _partition and _offset to join them by",
             )
             return
 

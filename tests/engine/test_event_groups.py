@@ -160,9 +160,9 @@ def test_late_events_are_judged_by_what_came_before_them(
     assert replayed(rig, "v", names) == rows
     shown = rig.store.read_view("w", {}, [], 100_000, None).table
     assert all(shown.column("final").to_pylist())
-    final = {tuple(row.values()): row for row in rig.rows("v") if row["final"]}
-    assert Counter(tuple(row.values()) for row in shown.to_pylist()) == Counter(final)
-    assert replayed(rig, "w", (*names, "final")) == Counter(final)
+    final = Counter(tuple(row.values()) for row in rig.rows("v") if row["final"])
+    assert Counter(tuple(row.values()) for row in shown.to_pylist()) == final
+    assert replayed(rig, "w", (*names, "final")) == final
     assert missed_windows(rig, policy) == missed
     check_kept(rig, placed(events), policy)
     rig.stop()
@@ -180,6 +180,8 @@ def replayed(rig: Any, view: str, names: tuple[str, ...]) -> Counter[tuple[Any, 
 def missed_windows(rig: Any, policy: str) -> Counter[tuple[Any, ...]]:
     """What is recorded of the windows that late events missed in view v."""
     connection = rig.store._connection
+    if policy == "REVISE":
+        return Counter()
     if policy == "DROP":
         found = connection.execute(
             "SELECT window_start, window_end, sum(events)::INT FROM _headrace.dropped "

@@ -195,18 +195,45 @@ class SlidingSchema(ViewSchema):
                 f"ORDER BY {self.time} RANGE BETWEEN {preceding} PRECEDING AND CURRENT ROW))"
             )
         names = [quoted(c.name) for c in self.sliding.columns]
-        kept = [self.key, self.time, self.row, *names]
+        kept = [self.key, self.time, self.row, ASIDE, *names]
         return f"SELECT {', '.join(kept)} FROM {source} WHERE {self.time} >= {self._low}"
 
     def _framed_sql(self) -> str:
-        """Of these, those that have a staged event in their widest frame: each staged one, and
+        """Of these, those that take a staged event into their widest frame: each staged one, and
         few others. The rest stays as it is, to the last digit."""
-        touched = " AND ".join(self._frame("f", "r", self.sliding.range_microseconds))
-        others = (
-            f"SELECT r.{self.row} FROM recomputed r SEMI JOIN fresh f ON {touched} "
-            f"WHERE r.{self.row} >= 0"
+        others = f"SELECT {self.key}, {self.time}, {self.row} FROM recomputed WHERE {self.row} >= 0"
+        fresh = f"fresh WHERE {self.key} IN (SELECT {self.key} FROM ({others}))"
+        touched = self._counted_sql(others, fresh, self._reached())
+        return (
+            f"SELECT * FROM recomputed WHERE {self.row} < 0 "
+            f"OR {self.row} IN (SELECT {self.row} FROM ({touched}))"
         )
-        return f"SELECT * FROM recomputed WHERE {self.row} < 0 OR {self.row} IN ({others})"
+
+    def _reached(self) -> str | None:
+        """The last moment at which an event is in a frame."""
+        reach = self.sliding.range_microseconds
+        return None if reach is None else f"{self.time} + {reach}"
+
+    def _counted_sql(self, rows: str, events: str, last: str | None) -> str:
+        """The rows that take some of the events, and how many. An event counts for the rows from
+        its time on, or from where on it is taken, up to `last`: one step up and one down, which
+        are summed along the time. A join would take as long as a key has events, squared."""
+        first = f"greatest({self.time}, coalesce({ASIDE}, {self.time}))"
+        count = f"{self.prefix}count"
+        steps = f"SELECT {self.key}, {first}, NULL, 1 FROM {events}"
+        if last is not None:
+            counts = f"{first} <= {last}"
+            steps += f" AND {counts} UNION ALL "
+            steps += f"SELECT {self.key}, {last} + 1, NULL, -1 FROM {events} AND {counts}"
+        summed = (
+            f"sum({count}) OVER (PARTITION BY {self.key} ORDER BY {self.time} "
+            "RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)"
+        )
+        return (
+            f"SELECT {self.row}, n FROM (SELECT {self.row}, {summed} AS n FROM "
+            f"(SELECT *, 0 AS {count} FROM ({rows}) UNION ALL {steps})) "
+            f"WHERE {self.row} NOTNULL AND n > 0"
+        )
 
     def _by_range(self) -> dict[int | None, list[SlidingColumn]]:
         found: dict[int | None, list[SlidingColumn]] = {}
@@ -215,14 +242,16 @@ class SlidingSchema(ViewSchema):
         return found
 
     def _late_sql(self) -> str:
-        """How many events each touched row has taken in that were late for it."""
-        match = self._frame("l", "r", self.sliding.range_microseconds)
-        late = f"(SELECT * FROM near WHERE {PASSED} > {self.time})"
-        return (
-            f"SELECT r.{self.row}, count(*) AS n FROM framed r JOIN {late} l ON "
-            f"{' AND '.join(match)} AND l.{PASSED} > r.{self.time}"
-            f" AND {self._takes('l', 'r')} GROUP BY r.{self.row}"
+        """How many events each touched row has taken in that were late for it: those of its frame
+        whose watermark was after it."""
+        late = f"near WHERE {PASSED} > {self.time}"
+        rows = (
+            f"SELECT {self.key}, {self.time}, {self.row} FROM framed "
+            f"WHERE {self.key} IN (SELECT {self.key} FROM {late})"
         )
+        reached = self._reached()
+        last = f"{PASSED} - 1" if reached is None else f"least({reached}, {PASSED} - 1)"
+        return self._counted_sql(rows, late, last)
 
     def _frame(self, event: str, row: str, reach: int | None) -> list[str]:
         """The conditions that an event is in the frame of a row."""
@@ -236,13 +265,14 @@ class SlidingSchema(ViewSchema):
         return f"coalesce({event}.{ASIDE} <= {row}.{self.time}, true)"
 
     def _mended_sql(self) -> str:
-        """The frames of rows that do not take every event in them."""
+        """The frames of rows that do not take every event in them, and that somebody sees."""
         widest = self.sliding.range_microseconds
         match = " AND ".join(self._frame("a", "r", widest))
         apart = f"(SELECT * FROM near WHERE {ASIDE} > {self.time})"
         rows = (
             f"SELECT {', '.join([self.key, self.time, self.row])} FROM framed r "
-            f"SEMI JOIN {apart} a ON {match} AND NOT {self._takes('a', 'r')}"
+            f"SEMI JOIN {apart} a ON {match} AND NOT {self._takes('a', 'r')} "
+            f"WHERE {self._takes('r', 'r')}"
         )
         joined, names = f"({rows}) m", [f"m.{self.row}"]
         for number, (reach, columns) in enumerate(self._by_range().items()):

@@ -96,17 +96,18 @@ def _forget_events(
     places = ", ".join((PANE, *POSITION))
     found = arrow_table(
         connection,
-        f"SELECT rowid AS id, {key} AS key, {places}, {OPENS}, {CLOSES} "
+        f"SELECT {key} AS key, {places}, {OPENS}, {CLOSES} "
         f"FROM {schema.events_table} WHERE {PANE} < {max(settled.values())} "
         f"ORDER BY key, {places}",
     )
-    gone = found.column("id").filter(settled_events(found, settled, schema.timeout))
-    if len(gone) == 0:
+    gone = found.select(POSITION).filter(settled_events(found, settled, schema.timeout))
+    if gone.num_rows == 0:
         return
-    connection.register(_SLOT, pa.table({"id": gone}))
+    connection.register(_SLOT, gone)
     try:
+        place = ", ".join(POSITION)
         connection.execute(
-            f"DELETE FROM {schema.events_table} WHERE rowid IN (SELECT id FROM {_SLOT})"
+            f"DELETE FROM {schema.events_table} WHERE ({place}) IN (SELECT ({place}) FROM {_SLOT})"
         )
     finally:
         connection.unregister(_SLOT)

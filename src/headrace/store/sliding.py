@@ -202,8 +202,12 @@ class SlidingSchema(ViewSchema):
         """Of these, those that take a staged event into their widest frame: each staged one, and
         few others. The rest stays as it is, to the last digit."""
         others = f"SELECT {self.key}, {self.time}, {self.row} FROM recomputed WHERE {self.row} >= 0"
-        fresh = f"fresh WHERE {self.key} IN (SELECT {self.key} FROM ({others}))"
-        touched = self._counted_sql(others, fresh, self._reached())
+        last = f"SELECT {self.key}, max({self.time}) AS {self._high} FROM ({others}) GROUP BY ALL"
+        before = (
+            f"SELECT f.* FROM fresh f "
+            f"JOIN ({last}) o ON o.{self.key} = f.{self.key} AND f.{self.time} <= o.{self._high}"
+        )
+        touched = self._counted_sql(others, f"({before}) WHERE true", self._reached())
         return (
             f"SELECT * FROM recomputed WHERE {self.row} < 0 "
             f"OR {self.row} IN (SELECT {self.row} FROM ({touched}))"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -72,6 +73,21 @@ def test_dropped_ones_are_summed_by_window_and_the_newest_come_first(store: Stor
     assert not store.late("events", 3).is_cut
     cut = store.late("events", 2)
     assert (list(cut.dropped), cut.is_cut) == (newest[:2], True)
+
+
+def test_one_event_may_have_missed_thousands_of_windows(store: Store) -> None:
+    """A day's windows that begin every few seconds must not hold a tick up."""
+    store.declare_stream(STREAM)
+    generation = store.claim()
+    view = windowed_sales("sales")
+    store.create_view(view, {0: 0})
+    dropped = tuple((n * SECOND, (n + 3) * SECOND, 1) for n in range(20_000))
+    write = view_write(view, [], counts=Counts(read=1, dropped=1))
+    begun = time.monotonic()
+    store.commit(tick_write(store, generation, replace(write, dropped=dropped)))
+    assert time.monotonic() - begun < 10
+    newest = DroppedCount("sales", 19_999 * SECOND, 20_002 * SECOND, 1)
+    assert store.late("events", 1).dropped == (newest,)
 
 
 def test_decisions_are_the_newest_first(store: Store) -> None:

@@ -113,7 +113,6 @@ def dropped_windows(
     aside = aside.filter(pc.greater(aside.column(BEYOND), 0))
     rows, starts, ends = missed_windows(plan, aside, joined)
     events = aside.column(ROWS).to_numpy()[rows]
-    counts = Counter()
-    for start, end, count in zip(starts.tolist(), ends.tolist(), events.tolist(), strict=True):
-        counts[(start, end)] += count
-    return [(start, end, count) for (start, end), count in counts.items()]
+    missed = pa.table({"start": starts, "end": ends, "events": events})
+    summed = missed.group_by(["start", "end"]).aggregate([("events", "sum")])
+    return list(zip(*(column.to_pylist() for column in summed.columns), strict=True))

@@ -135,6 +135,16 @@ def test_a_producer_has_the_summary_of_its_clock(watched: Watched) -> None:
     assert (clocks["events"], clocks["corrected"], clocks["skew_microseconds_max"]) == (2, 1, 9)
 
 
+def test_the_mean_of_clocks_that_begin_in_1970_is_exact() -> None:
+    """Their sum is more than 64 bits hold."""
+    skews = Skews()
+    skews.add("sensor-7", np.full(6_000, 1_790_000_000_000_001), np.zeros(6_000, dtype=np.int8))
+    skews.add("sensor-7", np.full(6_000, -3), np.zeros(6_000, dtype=np.int8))
+    summary = skews.of("sensor-7")
+    assert summary is not None
+    assert summary["skew_microseconds_mean"] == 894_999_999_999_999
+
+
 def test_the_engine_is_told_when_something_changed_and_now_and_then(watched: Watched) -> None:
     assert watched.watch.tell()
     assert watched.told() == {"at_microseconds": watched.now, "streams": {}}

@@ -222,6 +222,20 @@ def test_sql_answers_in_every_format(shop: Any) -> None:
     assert text.content == b'total,who\r\n3.50,"b"\r\n'
 
 
+def test_a_watermark_before_the_year_1_breaks_no_answer(shop: Any) -> None:
+    """As after a first event at 0001-01-01T00:00:00Z, which is what some clocks begin with."""
+    year_1 = -62_135_596_800_000_000
+    shop.control.watermarks["income"] = year_1 - 5_000_000
+    shop.tick(income=[("a", "1.00")])
+    answer = shop.http.get("/v1/views/income").json()
+    assert len(answer["rows"]) == 1
+    assert answer["freshness"]["complete_up_to"] == "0001-01-01T00:00:00.000000Z"
+    assert answer["freshness"]["text"].startswith("final up to 0001-01-01 00:00:00")
+    assert shop.http.get("/v1/views/income", headers={"Accept": ARROW}).status_code == 200
+    status = shop.http.get("/v1/status").json()
+    assert status["views"]["income"]["watermark"] == "0001-01-01T00:00:00.000000Z"
+
+
 def test_sql_with_two_columns_of_one_name_is_no_json(empty_shop: Any) -> None:
     sql = {"sql": "SELECT 1 AS a, 2 AS a"}
     hint = _problem(empty_shop.http.post("/v1/sql", json=sql), 400, "query")["hint"]

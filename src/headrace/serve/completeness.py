@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -17,11 +16,11 @@ from headrace.model.completeness import (
     joined,
     producer_words,
 )
+from headrace.serve.text import moment
 from headrace.store.contract import Store
 
 __all__ = ["Completeness", "freshness_text", "held_back_text"]
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _decoder = msgspec.json.Decoder(WatchedProducers)
 
 
@@ -127,7 +126,6 @@ def _final(complete_up_to_microseconds: int | None, now_microseconds: int) -> st
 
 
 def _moment(microseconds: int, now_microseconds: int) -> str:
-    moment = _EPOCH + timedelta(microseconds=microseconds)
-    today = _EPOCH + timedelta(microseconds=now_microseconds)
-    text = moment.replace(tzinfo=None).isoformat(" ", "seconds")
-    return text[-8:] if moment.date() == today.date() else text
+    when, today = moment(microseconds), moment(now_microseconds)
+    text = when.replace(tzinfo=None).isoformat(" ", "seconds")
+    return text[-8:] if when.date() == today.date() else text

@@ -25,6 +25,7 @@ _UNITS = {
     "week": 604_800_000_000,
 }
 _CALENDAR = ("month", "year", "quarter")
+_LONGEST = 365_250 * _UNITS["day"]  # times and lengths added up stay far within 64 bits
 _PART = re.compile(r"\s*([+-]?\d+(?:\.\d+)?)\s*([A-Za-z]+)\s*")
 
 
@@ -33,7 +34,8 @@ class IntervalError(ValueError):
 
 
 def parse_interval(text: str) -> int:
-    """Microseconds. Raises IntervalError for months and years, whose length is not fixed."""
+    """Microseconds. Raises IntervalError for months and years, whose length is not fixed, and for
+    what is longer than a thousand years."""
     body = text.strip()
     if body.lower().startswith("interval"):
         body = body[len("interval") :].replace("'", " ")
@@ -48,6 +50,8 @@ def parse_interval(text: str) -> int:
         position = match.end()
     if position < len(body) or not body:
         raise IntervalError(f"{text!r} is not a length of time")
+    if abs(total) > _LONGEST:
+        raise IntervalError(f"{text!r} is longer than a thousand years")
     if total != total.to_integral_value():
         raise IntervalError(f"{text!r} is finer than a microsecond")
     return int(total)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 from headrace.engine.views import LiveView
 from headrace.log.contract import LogReader
@@ -74,8 +75,9 @@ class EngineControl:
             if view.halt is not None
         }
         with self._lock:
+            decided = {(d.stream, d.partition, d.offset) for ds, _ in self._decided for d in ds}
             self._reports = reports
-            self._halts = halts
+            self._halts = halts - decided
             self._tick = tick
 
     def ticked(self, seconds: float, events: int, committed_at_microseconds: int) -> None:
@@ -157,7 +159,7 @@ class EngineControl:
                     hint="headrace status shows the views' states",
                     status=409,
                 )
-            recorded: Future[None] = Future()
+            recorded: Future[None] = _answer()
             decisions = [StoredDecision(stream, p, o, decision) for p, o in places]
             self._decided.append((decisions, recorded))
             self._halts = {halt for halt in self._halts if halt[0] != stream}
@@ -180,7 +182,7 @@ class EngineControl:
         self.wake.set()
 
     def repair(self, repair: Repair) -> Future[Repaired]:
-        answer: Future[Repaired] = Future()
+        answer: Future[Repaired] = _answer()
         with self._lock:
             if len(self._repairs) >= REPAIRS_MAX:
                 raise QueryError("too many repairs at once", hint="try again shortly", status=503)
@@ -220,6 +222,13 @@ class EngineControl:
             return self._reader.ends(stream)
         except LogError:
             return ()
+
+
+def _answer() -> Future[Any]:
+    """Nobody who asked can take it back by leaving: the tick's thread will set it."""
+    answer: Future[Any] = Future()
+    answer.set_running_or_notify_cancel()
+    return answer
 
 
 def _no_stream(stream: str, known: set[str]) -> QueryError:

@@ -1,0 +1,53 @@
+"""What is asked of the engine by those who serve, while ticks run on another thread."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from headrace.engine.control import EngineControl
+from headrace.engine.views import Halt
+from headrace.engine.watermarks import Watermark
+from headrace.model.errors import QueryError
+from headrace.store.contract import Counts, ViewStatus
+
+
+def _halted() -> Any:
+    return SimpleNamespace(
+        name="hourly",
+        stream=SimpleNamespace(name="readings"),
+        is_running=False,
+        next_offsets=(7,),
+        status=ViewStatus("live", ""),
+        halt=Halt(0, 7, "event 7 is late"),
+        watermark_microseconds=None,
+        totals=Counts(),
+        held_back=Watermark(None),
+    )
+
+
+def test_a_late_event_is_decided_once_however_many_ticks_come_between() -> None:
+    control = EngineControl(SimpleNamespace(ends=lambda stream: (9,)))  # type: ignore[arg-type]
+    control.set_views([_halted()], 1)
+    places, recorded = control.resume("readings", "apply")
+    assert places == [(0, 7)]
+    control.set_views([_halted()], 2)  # a tick of another stream, before the decision is taken
+    with pytest.raises(QueryError, match="no view of stream readings is halted"):
+        control.resume("readings", "drop")
+    ((decisions, answer),) = control.take_decisions()
+    assert [(d.offset, d.decision) for d in decisions] == [(7, "apply")]
+    assert answer is recorded
+
+
+def test_whoever_asked_may_leave_before_the_answer() -> None:
+    """To answer somebody who has gone must not fail in the tick's thread."""
+    control = EngineControl(SimpleNamespace(ends=lambda stream: (9,)))  # type: ignore[arg-type]
+    control.set_views([_halted()], 1)
+    _, recorded = control.resume("readings", "side")
+    assert not recorded.cancel()
+    recorded.set_result(None)
+    repaired: Any = control.repair(None)  # type: ignore[arg-type]
+    assert not repaired.cancel()
+    repaired.set_result(None)

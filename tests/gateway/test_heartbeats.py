@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from headrace.compile import load_project
+from headrace.compile import load_project, parse_sql
+from headrace.gateway.heartbeats import HEARTBEATS_MAX, Heartbeats
 from headrace.gateway.partitioning import partition_of_text
 from headrace.gateway.tokens import create_token
 from headrace.log.contract import NO_EVENT_TIME
@@ -92,3 +95,23 @@ def test_the_scope_is_that_of_each_stream(make_gateway: Any) -> None:
     assert beat(gateway, both, headers=headers).json()["code"] == "scope-missing"
     unknown = {"stream": "unknown", "complete_up_to": AT}
     assert beat(gateway, unknown, headers=headers).json()["code"] == "scope-missing"
+
+
+def test_many_heartbeats_of_one_request_are_one_advance_a_partition() -> None:
+    """The event loop must not make one for each: there are hundreds of partitions."""
+    project = parse_sql(
+        "CREATE STREAM s (k STRING, at TIMESTAMP NOT NULL) WATERMARK at DELAY OF INTERVAL 5 SECONDS"
+        " LATE DROP PARTITION BY (k) INTO 256 PARTITIONS",
+        "s.sql",
+    )
+    asked = [
+        {"stream": "s", "complete_up_to": f"2026-01-01T00:00:{n % 60:02d}Z", "producer": f"p{n}"}
+        for n in range(HEARTBEATS_MAX)
+    ]
+    reader = Heartbeats(project, None)  # type: ignore[arg-type]
+    beats = reader.read(json.dumps(asked).encode(), time.time_ns() // 1_000, lambda stream: None)
+    advances = list(beats.advances)
+    assert [advance.partition for advance in advances] == list(range(256))
+    second_59 = 1_767_225_659_000_000
+    assert {(a.maximum_microseconds, a.producer) for a in advances} == {(second_59, "p59")}
+    assert len(beats.heard) == HEARTBEATS_MAX

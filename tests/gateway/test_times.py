@@ -212,6 +212,8 @@ def test_corrected_times_are_what_is_too_far() -> None:
         ("soon", None),
         ("-5", None),
         ("9" * 19, None),
+        ("253402300799999999", 253_402_300_799_999_999),
+        ("253402300800000000", None),  # the year 10000
         ("2026-13-01T00:00:00Z", None),
     ],
 )

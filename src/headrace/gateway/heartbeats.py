@@ -11,7 +11,7 @@ A producer that ends says so with `finished`: it is retired, and nobody calls it
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -51,12 +51,18 @@ _decoder = msgspec.json.Decoder(_Heartbeat | list[_Heartbeat])
 
 @dataclass(frozen=True)
 class Beats:
-    """What a request asks for: advances, and the (stream, producer)s that it is from or that
-    ended."""
+    """What a request asks for: by stream and partitions how far they are moved on at most, and for
+    whom; the (stream, producer)s that it is from or that ended."""
 
-    advances: list[Advance] = field(default_factory=list)
+    furthest: dict[tuple[str, range], tuple[int, str]] = field(default_factory=dict)
     heard: list[tuple[str, str]] = field(default_factory=list)
     finished: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def advances(self) -> Iterator[Advance]:
+        for (stream, partitions), (maximum, producer) in self.furthest.items():
+            for partition in partitions:
+                yield Advance(stream, partition, maximum, "heartbeat", producer)
 
 
 @dataclass(slots=True)
@@ -151,12 +157,14 @@ class Heartbeats:
             writers = beats.finished if heartbeat.finished else beats.heard
             writers.append((stream.name, heartbeat.producer))
         if heartbeat.complete_up_to is not None:
-            beats.advances.extend(_advances(stream, heartbeat, heartbeat.complete_up_to, received))
+            maximum = _maximum(stream, heartbeat, heartbeat.complete_up_to, received)
+            place = (stream.name, _partitions(stream, heartbeat.producer))
+            known = beats.furthest.get(place)
+            if known is None or known[0] < maximum:
+                beats.furthest[place] = (maximum, heartbeat.producer or "")
 
 
-def _advances(
-    stream: Stream, heartbeat: _Heartbeat, complete_up_to: str, received: int
-) -> Sequence[Advance]:
+def _maximum(stream: Stream, heartbeat: _Heartbeat, complete_up_to: str, received: int) -> int:
     try:
         complete = read_timestamp(complete_up_to)
     except RecordError as error:
@@ -169,18 +177,14 @@ def _advances(
             f"stream {stream.name} allows",
             hint="check the client's clock; the bound is FUTURE UP TO in CREATE STREAM",
         )
-    producer = heartbeat.producer or ""
-    maximum = complete if producer else complete + stream.delay_microseconds
-    return [
-        Advance(stream.name, partition, maximum, "heartbeat", producer)
-        for partition in _partitions(stream, heartbeat.producer)
-    ]
+    return complete if heartbeat.producer else complete + stream.delay_microseconds
 
 
-def _partitions(stream: Stream, producer: str | None) -> Sequence[int]:
+def _partitions(stream: Stream, producer: str | None) -> range:
     if producer is None or stream.partition_by:
         return range(stream.partitions)
-    return [partition_of_text(producer, stream.partitions)]
+    only = partition_of_text(producer, stream.partitions)
+    return range(only, only + 1)
 
 
 def _bad(message: str) -> RequestError:

@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from headrace.gateway.bodies import BodyKind
-from headrace.gateway.decode_record import RecordError, read_timestamp
+from headrace.gateway.decode_record import TIMESTAMP_MAXIMUM, RecordError, read_timestamp
 from headrace.gateway.problems import Response
 from headrace.model.errors import RequestError
 
@@ -94,7 +94,7 @@ def read_sent_at(headers: Headers) -> int | None:
     text = headers.get("headrace-sent-at") or ""
     try:
         if text.isascii() and text.isdigit() and len(text) <= 18:
-            return int(text)
+            return int(text) if int(text) <= TIMESTAMP_MAXIMUM else read_timestamp(text)
         return read_timestamp(text)
     except RecordError as error:
         raise RequestError(

@@ -12,7 +12,7 @@ from store_cases import SECOND, tick_write, view_write, windowed_sales
 
 from headrace.compile import parse_sql
 from headrace.store.contract import INCIDENT, Counts, Store, StoredDecision, ViewStatus
-from headrace.store.late_counts import DroppedCount, LateCounts, SidedCount
+from headrace.store.late_counts import DroppedCount, LateCounts, SidedCount, late_column
 
 STREAM = parse_sql(
     "CREATE STREAM events (user STRING, at TIMESTAMP NOT NULL)"
@@ -52,6 +52,25 @@ def test_events_are_counted_not_windows(store: Store) -> None:
     store.commit(tick_write(store, generation, write))
     assert store.late("events", 10) == LateCounts((SidedCount("sales", 2, 1),), (), (), False)
     assert store.late("other", 10) == LateCounts((), (), (), False)
+
+
+def test_columns_named_like_those_of_late_events_stay_apart(store: Store) -> None:
+    ddl = "CREATE STREAM events (view STRING, event_view INT, event_event_View INT, event_at INT)"
+    stream = parse_sql(ddl, "events.sql").streams[0]
+    names = [late_column(column.name) for column in stream.columns]
+    assert names == ["event_view", "event_event_view", "event_event_event_View", "event_at"]
+    store.declare_stream(stream)
+    generation = store.claim()
+    store.create_view(windowed_sales("sales"), {0: 0})
+    sided = _sided([(0, 1, 0, None)]).drop_columns(["user"])
+    for name, value in zip(names, ("garden", 1, 2, 3), strict=True):
+        sided = sided.append_column(name, pa.array([value]))
+    write = view_write(windowed_sales("sales"), [], counts=Counts(read=1, sided=1))
+    store.commit(tick_write(store, generation, replace(write, sided=sided)))
+    columns = ", ".join(names)
+    found = store.query(f"SELECT view, {columns} FROM events_late")
+    rows = [row for batch in found.batches for row in batch.to_pylist()]
+    assert [list(row.values()) for row in rows] == [["sales", "garden", 1, 2, 3]]
 
 
 def test_dropped_ones_are_summed_by_window_and_the_newest_come_first(store: Store) -> None:

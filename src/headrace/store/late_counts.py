@@ -7,11 +7,16 @@ from dataclasses import dataclass
 __all__ = ["DecisionTaken", "DroppedCount", "LateCounts", "SidedCount", "late_column"]
 
 _OWN = ("view", "window_start", "window_end", "watermark")
+_EVENT = "event_"
 
 
 def late_column(name: str) -> str:
-    """Under what name STREAM_late shows a column of the stream."""
-    return f"event_{name}" if name.lower() in _OWN else name
+    """Under what name STREAM_late shows a column of the stream. No two have one name: what looks
+    like a name given here is given another itself."""
+    bare = name.lower()
+    while bare.startswith(_EVENT):
+        bare = bare.removeprefix(_EVENT)
+    return f"{_EVENT}{name}" if bare in _OWN else name
 
 
 @dataclass(frozen=True)

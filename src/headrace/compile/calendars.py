@@ -10,12 +10,12 @@ from headrace.compile.faults import closest
 __all__ = ["UNITS", "zone_hint"]
 
 UNITS = ("day", "week", "month", "quarter", "year")
-_NO_PLACE = {"Factory", "localtime"}  # in the database of zones, but not of any place
+_UNUSABLE = {"Factory", "localtime", "ROC"}  # the first two are of no place; Java has no ROC
 
 
 @cache
 def _zones() -> frozenset[str]:
-    return frozenset(available_timezones() - _NO_PLACE)
+    return frozenset(available_timezones() - _UNUSABLE)
 
 
 def zone_hint(name: str) -> str | None:

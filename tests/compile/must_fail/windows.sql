@@ -42,3 +42,4 @@ CREATE MATERIALIZED VIEW v38 AS SELECT id, count(*) AS n FROM p GROUP BY session
 CREATE MATERIALIZED VIEW v39 AS SELECT id, count(*) AS n FROM q GROUP BY session_window(at, '1 hour'), id;
 CREATE MATERIALIZED VIEW v40 AS SELECT count(*) AS n FROM p GROUP BY event_group(id = 'a', id = 'b', '1 hour');
 CREATE MATERIALIZED VIEW v99 AS SELECT count(*) AS n FROM s GROUP BY session_window(at, '365251 days');
+CREATE MATERIALIZED VIEW v100 AS SELECT count(*) AS n FROM s GROUP BY calendar_window(at, 'day', 'ROC');

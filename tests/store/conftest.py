@@ -37,16 +37,27 @@ def store(open_backend: Callable[..., Store]) -> Store:
     return open_backend()
 
 
-@pytest.fixture
-def sold(store: Store) -> Store:
-    """With a view of 100 users who paid once."""
+@pytest.fixture(scope="module", params=list(BACKENDS))
+def shared_store(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Store]:
+    """For the many tests of a module that only read."""
+    file = tmp_path_factory.mktemp("shared") / "store.duckdb"
+    store = BACKENDS[request.param](file, StoreSettings())
+    yield store
+    store.close()
+
+
+@pytest.fixture(scope="module")
+def sold(shared_store: Store) -> Store:
+    """With a view of 100 users who paid once; to be read."""
     from store_cases import sales, tick_write, view_write
 
     view, one = sales(), Decimal("1.00")
-    store.create_view(view, {})
+    shared_store.create_view(view, {})
     rows = [(f"user {i}", 1, one, 1, one) for i in range(100)]
-    store.commit(tick_write(store, store.claim(), view_write(view, rows)))
-    return store
+    shared_store.commit(tick_write(shared_store, shared_store.claim(), view_write(view, rows)))
+    return shared_store
 
 
 os.environ.setdefault("TZ", "America/New_York")  # a store must not care

@@ -139,14 +139,14 @@ def test_readers_beside_ticks_see_each_tick_whole(
     readers = [threading.Thread(target=read) for _ in range(3)]
     for reader in readers:
         reader.start()
-    for turn in range(300):
+    for turn in range(120):
         _commit(store, generation, view, turn)
     ended.set()
     for reader in readers:
         reader.join()
     assert wrong == []
     assert len(seen) > 10
-    assert _found(store) == (_expected(300), 300)
+    assert _found(store) == (_expected(120), 120)
 
 
 def test_a_tick_that_fails_leaves_what_was_behind(open_backend: Opener) -> None:

@@ -23,7 +23,7 @@ from headrace.model.settings import StoreSettings
 from headrace.store.contract import Store
 from headrace.store.duck import open_store
 
-KILLS = 20
+KILLS = 12
 ANSWER_SECONDS_MAX = 60
 
 

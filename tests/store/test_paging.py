@@ -83,8 +83,8 @@ def test_pages_together_are_the_view_in_order(
     assert sorted(map(str, found)) == sorted(map(str, expected))
 
 
-@pytest.fixture
-def sold(store: Store) -> Store:
+@pytest.fixture(scope="module")
+def sold(shared_store: Store) -> Store:
     view = windowed_sales(
         finals=(
             ("window_start", "TIMESTAMP", '"window_start"'),
@@ -95,14 +95,14 @@ def sold(store: Store) -> Store:
             ("code", "BINARY", 'encode("user")'),
         )
     )
-    store.create_view(view, {})
+    shared_store.create_view(view, {})
     rows = [
         (f"user {u}", w * 3 * SECOND, 0, 1, Decimal(u) + Decimal("0.50"), u, ONE)
         for u in range(10)
         for w in range(10)
     ]
-    store.commit(tick_write(store, store.claim(), view_write(view, rows)))
-    return store
+    shared_store.commit(tick_write(shared_store, shared_store.claim(), view_write(view, rows)))
+    return shared_store
 
 
 @pytest.mark.parametrize(

@@ -196,9 +196,10 @@ class Truth:
         while self.halted() is not None:
             assert self.halted() in self.undecided()
             decision = self.random.choice(DECISIONS)
-            for place in self.rig.control.resume("readings", decision):
-                self.decisions[place] = decision
+            places, recorded = self.rig.control.resume("readings", decision)
+            self.decisions |= dict.fromkeys(places, decision)
             self.rig.engine.decide_what_was_asked()
+            assert recorded.done()
             self.rig.settle()
         assert self.offsets() == self.log.ends
 

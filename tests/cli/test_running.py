@@ -142,13 +142,17 @@ def test_what_is_missing_and_who_is_silent_is_said_in_words(
     status = headrace("status", *where, "--json").document["views"]
     assert re.fullmatch(words, status["sensors"]["freshness"])
     assert "silent" not in status["income"]["freshness"]
-    (page,) = headrace("completeness", "readings", *where, "--json").document["streams"]
+    asked = headrace("completeness", "readings", *where, "--json")
+    assert asked.code == 1
+    (page,) = asked.document["streams"]
     assert page["producers"][0]["epochs"][0]["gaps"][0]["first"] == 3
     shown = headrace("completeness", *where).out
     assert re.search(r"sensor-7 │ +0 │ 1–6 +│ +3 │ 3–5 ", shown), shown
     _read(up, 3, 3)
     _until(lambda: said()["missing_events"] == 0 and said()["silent_producers"] == [])
-    assert "late fills" in headrace("completeness", "readings", *where).out
+    filled = headrace("completeness", "readings", *where)
+    assert "late fills" in filled.out
+    assert filled.code == 0
 
 
 def test_dead_letters_are_listed_repaired_and_discarded(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -209,6 +210,31 @@ def test_no_connection_for_too_long_is_an_error(script: Script, address: str) ->
         changes = client.subscribe("income", unreachable_seconds_max=0.3)
         with pytest.raises(UnreachableError, match="the changes of income"):
             next(changes)
+
+
+def test_the_time_without_a_connection_begins_when_it_is_lost(script: Script, address: str) -> None:
+    script.answers += [message(1), message(2), message(3)]
+    ticks = []
+    with Client(address) as client:
+        for change in client.subscribe("income", unreachable_seconds_max=0.5):
+            ticks.append(change.tick)
+            if change.tick == 3:
+                break
+            time.sleep(0.6)  # longer with the connection than may be without one
+    assert ticks == [1, 2, 3]
+
+    async def follow() -> list[int]:
+        script.answers += [message(4), message(5)]
+        found = []
+        async with AsyncClient(address) as client:
+            async for change in client.subscribe("income", unreachable_seconds_max=0.5):
+                found.append(change.tick)
+                if change.tick == 5:
+                    break
+                await asyncio.sleep(0.6)
+        return found
+
+    assert asyncio.run(follow()) == [4, 5]
 
 
 def test_leaving_the_loop_closes_the_connection(script: Script, address: str) -> None:

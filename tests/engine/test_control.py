@@ -11,7 +11,7 @@ from headrace.engine.control import EngineControl
 from headrace.engine.views import Halt
 from headrace.engine.watermarks import Watermark
 from headrace.model.errors import QueryError
-from headrace.store.contract import Counts, ViewStatus
+from headrace.store.contract import CatalogEntry, Counts, ViewStatus
 
 
 def _halted() -> Any:
@@ -51,3 +51,14 @@ def test_whoever_asked_may_leave_before_the_answer() -> None:
     repaired: Any = control.repair(None)  # type: ignore[arg-type]
     assert not repaired.cancel()
     repaired.set_result(None)
+
+
+def test_before_views_are_opened_the_store_says_how_far_they_are() -> None:
+    control = EngineControl(SimpleNamespace(ends=lambda stream: (9,)))  # type: ignore[arg-type]
+    live = ViewStatus("live", "")
+    entry = CatalogEntry("hourly", "readings", "f", "SELECT", live, {0: 7}, 5_000_000, Counts())
+    control.set_stored({"hourly": entry}, 3)
+    assert (control.pending("hourly"), control.watermark("hourly")) == (2, 5_000_000)
+    assert (control.status().tick, control.status().views) == (3, {})
+    control.set_views([], 3)
+    assert (control.pending("hourly"), control.watermark("hourly")) == (0, None)

@@ -50,6 +50,8 @@ STREAM = Stream(
         ((100, NEVER, 300), (5, NEVER, 1_000), {}, {0: 1_000}),
         # one that only ever had an advance is idle
         ((NEVER, 960, 970), (5, 6, 7), {}, {0: 6}),
+        # one that follows others is moved on before the interval is over again
+        ((100, 960, 970), (5, 7, 6), {0: 899}, {0: 6}),
         # at most one per idle interval
         ((100, 200, 300), (5, 6, 7), {0: 901, 1: 900}, {1: 1_000, 2: 1_000}),
     ],

@@ -23,6 +23,7 @@ from headrace.model.completeness import (
 from headrace.model.definitions import Column, Stream
 from headrace.model.types import parse_type
 from headrace.serve.completeness import Completeness, freshness_text
+from headrace.store.contract import ViewStatus
 
 SECOND = 1_000_000
 NOON = 1_768_564_800 * SECOND  # 2026-01-16 12:00:00 UTC
@@ -145,6 +146,16 @@ def test_events_set_aside_are_as_fresh_as_the_views_of_their_stream(shop: Any) -
     sql = {"sql": "SELECT count(*) AS n FROM payments_late"}
     freshness = shop.http.post("/v1/sql", json=sql).json()["freshness"]
     assert freshness["text"].startswith("final up to 1970-01-01 00:00:03")
+
+
+def test_a_view_that_was_changed_says_so_to_sql_too(shop: Any) -> None:
+    shop.store.set_status("income", ViewStatus("changed", "its definition changed"))
+    for answer in (
+        shop.http.get("/v1/views/income"),
+        shop.http.post("/v1/sql", json={"sql": "SELECT * FROM income"}),
+    ):
+        assert (answer.status_code, answer.json()["code"]) == (409, "view-closed")
+        assert "its definition changed" in answer.json()["detail"]
 
 
 def test_while_the_engine_starts_no_view_is_unknown(make_shop: Callable[..., Any]) -> None:

@@ -62,9 +62,11 @@ def command(
     ]
     if as_json:
         print_json({"streams": pages})
-        return
-    for page in pages:
-        _show(page)
+    else:
+        for page in pages:
+            _show(page)
+    if any(p["summary"]["missing_events"] or p["summary"]["silent_producers"] for p in pages):
+        raise typer.Exit(1)
 
 
 def _decide(

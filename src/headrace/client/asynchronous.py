@@ -215,6 +215,7 @@ class AsyncClient:
         while not self._sender.is_closed():
             path, parameters, headers = follower.request()
             failure: Exception = ConnectionError("the server ended the stream")
+            was_connected = False
             try:
                 async with self._http.stream(
                     "GET",
@@ -224,7 +225,7 @@ class AsyncClient:
                     timeout=self._connection.following_timeout(),
                 ) as response:
                     if response.status_code == 200:
-                        trying = Trying(f"the changes of {follower.view}", unreachable_seconds_max)
+                        was_connected = True
                         async for piece in response.aiter_bytes():
                             for change in follower.feed(piece):
                                 yield change
@@ -237,6 +238,8 @@ class AsyncClient:
                 if not self._sender.is_closed():
                     raise
                 return
+            if was_connected:  # the time without a connection begins now
+                trying = Trying(f"the changes of {follower.view}", unreachable_seconds_max)
             await asyncio.sleep(trying.pause_after_failure(failure))
 
     async def __aenter__(self) -> Self:

@@ -206,6 +206,7 @@ class Client:
         while not self._sender.is_closed():
             path, parameters, headers = follower.request()
             failure: Exception = ConnectionError("the server ended the stream")
+            was_connected = False
             try:
                 with self._http.stream(
                     "GET",
@@ -215,7 +216,7 @@ class Client:
                     timeout=self._connection.following_timeout(),
                 ) as response:
                     if response.status_code == 200:
-                        trying = Trying(f"the changes of {follower.view}", unreachable_seconds_max)
+                        was_connected = True
                         for piece in response.iter_bytes():
                             yield from follower.feed(piece)
                     else:
@@ -227,6 +228,8 @@ class Client:
                 if not self._sender.is_closed():
                     raise
                 return
+            if was_connected:  # the time without a connection begins now
+                trying = Trying(f"the changes of {follower.view}", unreachable_seconds_max)
             time.sleep(trying.pause_after_failure(failure))
 
     def __enter__(self) -> Self:

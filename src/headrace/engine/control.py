@@ -13,7 +13,7 @@ from headrace.engine.views import LiveView
 from headrace.log.contract import LogReader
 from headrace.model.errors import LogError, QueryError
 from headrace.serve.control import EngineStatus, StreamReport, TickDurations, ViewReport
-from headrace.store.contract import Repair, Repaired, StoredDecision
+from headrace.store.contract import CatalogEntry, Repair, Repaired, StoredDecision
 
 __all__ = ["EngineControl"]
 
@@ -36,6 +36,7 @@ class EngineControl:
         self._events_total = 0
         self._ticks_total = 0
         self._reports: dict[str, ViewReport] = {}
+        self._stored: dict[str, ViewReport] = {}  # what is known of views not opened yet
         self._halts: set[tuple[str, int, int]] = set()  # stream, partition, offset
         self._rebuilds: set[str] = set()
         self._decided: list[tuple[list[StoredDecision], Future[None]]] = []
@@ -48,6 +49,21 @@ class EngineControl:
         with self._lock:
             self._state, self._detail = state, detail
             self._generation = self._generation if generation is None else generation
+
+    def set_stored(self, views: Mapping[str, CatalogEntry], tick: int) -> None:
+        """How far views had come when the store was opened: queries are answered from then on."""
+        with self._lock:
+            self._tick = tick
+            self._stored = {
+                name: ViewReport(
+                    stream=entry.stream,
+                    state=entry.status.state,
+                    next_offsets=entry.next_offsets,
+                    watermark_microseconds=entry.watermark_microseconds,
+                    counts=entry.totals,
+                )
+                for name, entry in views.items()
+            }
 
     def set_views(self, views: Sequence[LiveView], tick: int) -> None:
         """Publish what is committed. Called before the first tick and after each."""
@@ -76,7 +92,7 @@ class EngineControl:
         }
         with self._lock:
             decided = {(d.stream, d.partition, d.offset) for ds, _ in self._decided for d in ds}
-            self._reports = reports
+            self._reports, self._stored = reports, {}
             self._halts = halts - decided
             self._tick = tick
 
@@ -207,7 +223,7 @@ class EngineControl:
 
     def _report(self, view: str) -> ViewReport | None:
         with self._lock:
-            return self._reports.get(view)
+            return self._reports.get(view) or self._stored.get(view)
 
     def _with_pending(self, report: ViewReport) -> ViewReport:
         ends = self._ends(report.stream)

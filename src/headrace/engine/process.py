@@ -54,6 +54,7 @@ def run_engine(settings: Settings, project: Project) -> int:
         reader = open_reader(settings.log_directory, project.streams)
         opened.callback(reader.close)
         control = EngineControl(reader)
+        control.set_stored(store.catalog(), store.last_tick())
         server = start_server(store, control, settings)
         opened.callback(server.stop)
         try:

@@ -1,8 +1,8 @@
 """Idle partitions: where no event has come for a while, the watermark moves on all the same.
 
 A partition without events for the stream's idle time is put where the slowest of the active ones
-is; when all are idle, at the clock less the delay. Partitions that never had an event or an
-advance hold nothing back and are left alone.
+is, and follows it from then on; when all are idle, at the clock less the delay. Partitions that
+never had an event or an advance hold nothing back and are left alone.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ logger = logging.getLogger("headrace.gateway")
 _CHECKS_PER_INTERVAL = 10
 _CHECK_SECONDS_MIN = 0.02
 _CHECK_SECONDS_MAX = 1.0
+_FOLLOW_MICROSECONDS = 1_000_000  # so often an idle partition is put where the others are
 
 
 def idle_advances(
@@ -35,19 +36,21 @@ def idle_advances(
 ) -> list[Advance]:
     """What is due at the time `now`: `received` is when the newest event of each partition came,
     `maxima` are the partitions' highest event times, `written` says when the last record of this
-    kind was written. A partition gets at most one per idle interval, and none that moves nothing.
+    kind was written. A partition gets at most one per second while others are active, one per idle
+    interval while none is, and never one that moves nothing.
     """
     interval = stream.idle_microseconds
     assert interval is not None
     known = [p for p, maximum in enumerate(maxima) if maximum != NO_EVENT_TIME]
     active = [p for p in known if received[p] != NO_EVENT_TIME and now - received[p] < interval]
     target = min(maxima[p] for p in active) if active else now
+    pause = min(interval, _FOLLOW_MICROSECONDS) if active else interval
     return [
         Advance(stream.name, partition, target, "idle")
         for partition in known
         if partition not in active
         and maxima[partition] < target
-        and now - written.get(partition, NO_EVENT_TIME) >= interval
+        and now - written.get(partition, NO_EVENT_TIME) >= pause
     ]
 
 

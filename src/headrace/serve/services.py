@@ -84,7 +84,7 @@ class Services:
         """Raises RequestError 503 while the engine has yet to open its views: none of them is
         unknown before that."""
         engine = self.control.status()
-        if engine.state == "starting" and not engine.views:
+        if engine.state == "starting":
             raise RequestError(
                 503,
                 "engine-starting",
@@ -113,6 +113,7 @@ class Services:
             yield
         except QueryError as error:
             if error.view is not None and self._is_defined(error.view):
+                self.view_name(error.view)  # raises for what stands in its way, if that lasts
                 raise _rebuilding(error.view) from error
             if error.view is not None:
                 self.require_started()

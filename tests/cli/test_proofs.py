@@ -24,6 +24,10 @@ LATE REVISE;
 CREATE MATERIALIZED VIEW income AS
 SELECT window.start AS since, who, sum(amount) AS income, count(*) AS payments
 FROM payments GROUP BY window(at, '10 seconds'), who;
+
+CREATE MATERIALIZED VIEW visits AS
+SELECT window.start AS since, who, count(*) AS payments
+FROM payments GROUP BY session_window(at, '2 seconds'), who;
 """
 
 
@@ -127,6 +131,7 @@ def test_a_project_that_is_down_is_proven_from_its_store(
         assert code == 4
         assert "is held by another process" in err
         held.execute("UPDATE _headrace.state_0 SET _rows = _rows + 1 WHERE who = 'w1'")
+        held.execute("UPDATE _headrace.state_1 SET _rows = _rows + 1 WHERE who = 'w2'")
     code, out, err = shop.run("reconcile", "income", "--json", "--limit", "2")
     assert code == 1, err
     document = json.loads(out)
@@ -142,6 +147,10 @@ def test_a_project_that_is_down_is_proven_from_its_store(
     after = str(document["tick"])
     tailed = shop.run("tail", "income", "--after", after, "--ticks", "1", "--json")[1]
     assert len(json.loads(tailed)["after"]) == document["different"]
+    code, out, err = shop.run("reconcile", "visits", "--repair", "--json")
+    assert code == 0, err
+    mended = json.loads(out)
+    assert mended["different"] == mended["repaired"]["rows"] > 2
     code, out, err = shop.run("reconcile", "income")
     assert code == 0, err
     shop.down()

@@ -139,14 +139,13 @@ def shop() -> str:
     return SHOP
 
 
-@pytest.fixture
-def make_rig(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+def rigs(spark: SparkSession, folder: Path) -> Iterator[Callable[..., Rig]]:
     made: list[Rig] = []
 
     def make(
         sql: str = SHOP, engine: EngineSettings | None = None, log: LogSettings | None = None
     ) -> Rig:
-        directory = tmp_path / f"project{len(made)}"
+        directory = folder / f"project{len(made)}"
         directory.mkdir()
         (directory / "definitions.sql").write_text(sql)
         settings = Settings(directory, engine=engine or EngineSettings())
@@ -165,6 +164,19 @@ def make_rig(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., Rig]
         rig.stop()
         rig.writer.close()
         rig.reader.close()
+
+
+@pytest.fixture
+def make_rig(spark: SparkSession, tmp_path: Path) -> Iterator[Callable[..., Rig]]:
+    yield from rigs(spark, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def make_shared_rig(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., Rig]]:
+    """For tests of one module that look at one engine, in their order."""
+    yield from rigs(spark, tmp_path_factory.mktemp("rig"))
 
 
 @pytest.fixture

@@ -97,6 +97,13 @@ def test_what_was_set_aside_can_be_applied_later(make_rig: Callable[..., Any]) -
     tick = rig.store.last_tick()
     rig.engine.decide_what_was_asked()
     assert rig.store.last_tick() == tick
+    for view in ("tumbling", "hopping"):  # which honours that they were applied
+        rig.control.rebuild(view)
+    rig.engine.rebuild_what_was_asked()
+    rig.settle()
+    assert rows_of(rig, "hopping") == found
+    assert not sided(rig, "tumbling")
+    assert rig.engine._views["tumbling"].totals == totals
 
 
 def test_what_is_set_aside_keeps_its_clocks_and_columns_of_any_name(

@@ -44,7 +44,7 @@ def command(
     proven.
     """
     from headrace.proof.reconcile import defined_view, reconcile, subject
-    from headrace.proof.repairing import write_repair
+    from headrace.proof.repairing import further, write_repair
     from headrace.proof.session import own_spark, scratch
 
     began = time.monotonic()
@@ -62,8 +62,7 @@ def command(
                 write_repair(spark, what, folder)
         repaired = None
         if repair and not found.is_equal:
-            distincts = len(what.plan.distincts)
-            asked = {"folder": folder.name, "tick": snapshot.tick, "values": distincts}
+            asked = {"folder": folder.name, "tick": snapshot.tick, **further(what, folder)}
             address = resolve(settings.directory, None, token)
             repaired = address.post(f"/v1/views/{quote(name, safe='')}/repair", asked)
     seconds = time.monotonic() - began

@@ -216,20 +216,19 @@ class Computer:
 
     def _known_marks(self, stream: Stream, ranges: Sequence[Range], verdict: Verdict) -> Marks:
         """What is known of these events: which are duplicates, and the operator's decisions."""
-        columns: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        if stream.late_policy is LatePolicy.HALT:
-            for r in ranges:
-                mine = [
-                    (d.offset, Decision[d.decision.upper()])
-                    for d in self._store.decisions(stream.name)
-                    if d.partition == r.partition and r.start <= d.offset < r.end
-                ]
-                if mine:
-                    offsets, values = zip(*mine, strict=True)
-                    columns[r.partition] = (
-                        np.array(offsets, dtype=np.int64),
-                        np.array(values, dtype=np.int8),
-                    )
+        found: dict[int, list[tuple[int, Decision]]] = {}
+        decisions = self._store.decisions(stream.name)
+        for d in decisions if stream.late_policy is LatePolicy.HALT else ():
+            if any(r.partition == d.partition and r.start <= d.offset < r.end for r in ranges):
+                mine = found.setdefault(d.partition, [])
+                mine.append((d.offset, Decision[d.decision.upper()]))
+        columns = {
+            partition: (
+                np.array([offset for offset, _ in mine], dtype=np.int64),
+                np.array([decision for _, decision in mine], dtype=np.int8),
+            )
+            for partition, mine in found.items()
+        }
         return Marks(verdict.excluded, {DECISION: columns} if columns else {})
 
     def _run(self, group: ViewGroup, ranges: Sequence[Range], marks: Marks) -> PartialTables:

@@ -35,6 +35,7 @@ CHECKPOINT_AFTER_SECONDS = 5.0
 HOLD_SECONDS = 1.0
 FAILURE_PAUSE_SECONDS = 0.5
 LATE_APPLIED_MAX = 5_000  # events set aside that one tick applies
+ASIDE_MAX = 10_000_000  # events set aside that a rebuilt view is asked for
 
 
 class Publisher(Protocol):
@@ -165,6 +166,8 @@ class Engine:
         """One tick for the leading views, then one for a view that is behind; None when neither
         had anything to do."""
         views = list(self._views.values())
+        for view in views:
+            self._replay_late(view)
         leading = self._attempt(lambda: self._ticker.run(views, catch_up=False))
         behind = self._attempt(lambda: self._ticker.run(views, catch_up=True))
         return leading or behind
@@ -249,11 +252,25 @@ class Engine:
         log.info("late event decided: %s", decision)
 
     def _apply_late(self, stream: str, view: LiveView) -> None:
-        while view.is_running:
+        while view.is_open:
             places = self._store.sided(stream, view.name, LATE_APPLIED_MAX)
             apply = partial(self._ticker.apply_late, view, places)
             if not places or self._attempt(apply) is None:
                 return
+
+    def _replay_late(self, view: LiveView) -> None:
+        """A view that was rebuilt takes in again what had been applied to it afterwards, where it
+        had been."""
+        due = {(p, o) for p, o, come in view.replays if come <= view.next_offsets[p]}
+        if not due or not view.is_open:
+            return
+        aside = self._store.sided(view.stream.name, view.name, ASIDE_MAX)
+        places = [place for place in aside if place in due]
+        for start in range(0, len(places), LATE_APPLIED_MAX):
+            some = places[start : start + LATE_APPLIED_MAX]
+            if self._attempt(partial(self._ticker.apply_late, view, some)) is None:
+                return
+        view.replays = tuple(r for r in view.replays if (r[0], r[1]) not in due)
 
     def repair_what_was_asked(self) -> None:
         """Replace the rows that a proof found wrong, each request in a tick of its own."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.compile import plan_view
@@ -59,6 +60,10 @@ def restart_view(
     return _open_view(spark, project, view, reader, store, None)
 
 
+def _with_replays(view: LiveView, store: Store) -> LiveView:
+    return replace(view, replays=tuple(store.replays(view.stream.name, view.name)))
+
+
 def _open_view(
     spark: SparkSession,
     project: Project,
@@ -73,7 +78,7 @@ def _open_view(
     try:
         bound = bind(spark, stream, plan_view(project, view))
         if entry is None:
-            return _begin(bound, stream, reader, store)
+            return _with_replays(_begin(bound, stream, reader, store), store)
         store.open_view(bound)
         status = entry.status if entry.status.state == "failed" else ViewStatus("live")
         store.set_status(view.name, status)
@@ -99,7 +104,7 @@ def _open_view(
     )
     if opened.is_running:
         opened.held_back = read_watermark(reader, stream, offsets)
-    return opened
+    return _with_replays(opened, store)
 
 
 def _begin(bound: BoundView, stream: Stream, reader: LogReader, store: Store) -> LiveView:

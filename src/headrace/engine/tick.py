@@ -28,6 +28,7 @@ from headrace.engine.views import (
     choose_ranges,
     group_views,
     reached_offsets,
+    up_to_replays,
 )
 from headrace.engine.watermarks import Watermark, read_watermark
 from headrace.engine.writes import Writes, distinct_tables
@@ -172,7 +173,7 @@ class Ticker:
         return read_watermark(self._reader, done.group.stream, done.next_offsets)
 
     def _choose(self, group: ViewGroup) -> tuple[Range, ...]:
-        group = self._within_stream(group)
+        group = up_to_replays(self._within_stream(group))
         growth = self._computer.growth(group)
         bytes_max = self._settings.engine.tick_bytes_max * growth
         ranges = choose_ranges(replace(group, rows_max=group.rows_max * growth))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headrace.engine.source import Range
 from headrace.engine.watermarks import Watermark
@@ -20,6 +20,7 @@ __all__ = [
     "group_views",
     "moved",
     "reached_offsets",
+    "up_to_replays",
 ]
 
 Offsets = tuple[int, ...]
@@ -48,7 +49,9 @@ class Halt:
 
 @dataclass
 class LiveView:
-    """`bound` is None for a view that Spark does not accept; it is listed, but never runs."""
+    """`bound` is None for a view that Spark does not accept; it is listed, but never runs.
+    `replays` are events to be applied again once the view has come as far as it had when they were
+    applied after being set aside, see Store.replays."""
 
     name: str
     stream: Stream
@@ -60,10 +63,15 @@ class LiveView:
     isolation: Isolation | None = None
     halt: Halt | None = None
     held_back: Watermark = field(default_factory=lambda: Watermark(None))
+    replays: tuple[tuple[int, int, int], ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        return self.bound is not None and self.status.state == "live"
 
     @property
     def is_running(self) -> bool:
-        return self.bound is not None and self.status.state == "live" and self.halt is None
+        return self.is_open and self.halt is None
 
     @property
     def running_plan(self) -> BoundView:
@@ -138,6 +146,16 @@ def reached_offsets(store: Store, stream: Stream) -> Mapping[int, int]:
 
 def _least(first: Offsets, second: Offsets) -> Offsets:
     return tuple(min(a, b) for a, b in zip(first, second, strict=True))
+
+
+def up_to_replays(group: ViewGroup) -> ViewGroup:
+    """The group up to where one of its views applies events again: those after it are judged with
+    them."""
+    limit = list(group.limit)
+    for partition, _, come in (replay for view in group.views for replay in view.replays):
+        if come >= group.next_offsets[partition]:
+            limit[partition] = min(limit[partition], come)
+    return replace(group, limit=tuple(limit))
 
 
 def choose_ranges(group: ViewGroup) -> tuple[Range, ...]:

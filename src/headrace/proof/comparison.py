@@ -13,6 +13,7 @@ __all__ = ["Compared", "Difference", "compare", "differing"]
 
 RELATIVE = "1e-9D"  # how far apart two DOUBLE values of a column may be, by the larger of them
 MISSING, EXTRA, OTHER = "missing", "extra", "different"
+SIDES = ("stored", "proven")
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,11 @@ def compare(stored: DataFrame, proven: DataFrame, names: Sequence[str], limit: i
     found = Compared(rows, missing, extra, different)
     if found.is_equal or limit == 0:
         return found
-    rows = joined.where("kind IS NOT NULL").limit(limit).toArrow().to_pylist()
-    return replace(found, differences=tuple(_difference(row, names) for row in rows))
+    # Column by column: Arrow does not take structs whose fields are never NULL but they are.
+    sides = [f"{side}.c{i} AS {side}{i}" for side in SIDES for i in range(len(names))]
+    kept = joined.where("kind IS NOT NULL").limit(limit).selectExpr("kind", *sides)
+    differences = (_difference(row, names) for row in kept.toArrow().to_pylist())
+    return replace(found, differences=tuple(differences))
 
 
 def differing(stored: DataFrame, proven: DataFrame, columns: int) -> DataFrame:
@@ -87,9 +91,9 @@ def _same(name: str, type_name: str) -> str:
 
 
 def _difference(row: Mapping[str, Any], names: Sequence[str]) -> Difference:
-    def side(values: Mapping[str, Any] | None) -> dict[str, Any] | None:
-        if values is None:
+    def side(which: str, none: str) -> dict[str, Any] | None:
+        if row["kind"] == none:
             return None
-        return {name: values[f"c{i}"] for i, name in enumerate(names)}
+        return {name: row[f"{which}{i}"] for i, name in enumerate(names)}
 
-    return Difference(row["kind"], side(row["stored"]), side(row["proven"]))
+    return Difference(row["kind"], side("stored", MISSING), side("proven", EXTRA))

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
+    "APPLIED_AT",
     "APPLIED_TO",
     "DECISION",
     "IS_EVENT",
@@ -51,6 +52,7 @@ IS_EVENT = "_is_event"
 WATERMARK = "_watermark"
 DECISION = "_decision"  # STRING: what an operator said about a late event, if anything
 APPLIED_TO = "_applied_to"  # ARRAY<BIGINT>: starts of windows it was applied to afterwards
+APPLIED_AT = "_applied_at"  # BIGINT: the offset its partition had come to when that was done
 PIECE_EVENTS = 250_000  # what one task reads
 BATCH_ROWS = 50_000
 _CLOCK_TYPES = {SKEW: DataType("BIGINT"), QUALITY: DataType("STRING")}
@@ -66,11 +68,13 @@ class _Piece:
 
 @dataclass(frozen=True)
 class Note:
-    """What the ledger says about one event: the decision of an operator about it, and the windows
-    (their starts, in microseconds) it was applied to after it had been set aside."""
+    """What the ledger says about one event: the decision of an operator about it, the windows
+    (their starts, in microseconds) it was applied to after it had been set aside, and the offset
+    that its partition had come to by then."""
 
     decision: str | None = None
-    applied_to: tuple[int, ...] = ()
+    applied_to: tuple[int, ...] | None = None
+    applied_at: int | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ class LogTable:
     def _ddl(self) -> str:
         places = f"{PARTITION} INT, {OFFSET} BIGINT, {EVENT_TIME} TIMESTAMP, "
         columns = [f"`{name}` {self._type(name)}" for name in self.columns]
-        notes = f", {DECISION} STRING, {APPLIED_TO} ARRAY<BIGINT>"
+        notes = f", {DECISION} STRING, {APPLIED_TO} ARRAY<BIGINT>, {APPLIED_AT} BIGINT"
         return ", ".join([*columns, f"{places}{RECEIVED_AT} TIMESTAMP, {IS_EVENT} BOOLEAN{notes}"])
 
     def _type(self, name: str) -> DataType:
@@ -158,10 +162,13 @@ class LogTable:
     def _notes(self, partition: int, offsets: np.ndarray) -> list[pa.Array]:
         notes = self.notes.get(partition, {})
         if not any(offset in notes for offset in (offsets if notes else ())):
-            return [pa.nulls(len(offsets), pa.string()), pa.nulls(len(offsets), _STARTS)]
+            return _no_notes(len(offsets))
         found = [notes.get(int(offset), Note()) for offset in offsets]
-        decisions = pa.array([note.decision for note in found], pa.string())
-        return [decisions, pa.array([note.applied_to for note in found], _STARTS)]
+        return [
+            pa.array([note.decision for note in found], pa.string()),
+            pa.array([note.applied_to for note in found], _STARTS),
+            pa.array([note.applied_at for note in found], pa.int64()),
+        ]
 
     def _values(self, batch: pa.RecordBatch, name: str) -> pa.Array:
         """As the log has them; without a sent time the quality follows from the stream alone."""
@@ -183,12 +190,16 @@ class LogTable:
         nothing = [pa.nulls(count, self._type(name).arrow) for name in self.columns]
         offsets = pa.array([base_offset + row for row, _ in steps], pa.int64())
         place = [pa.array([partition] * count, pa.int32()), offsets, times, times]
-        unknown = [pa.nulls(count, pa.string()), pa.nulls(count, _STARTS)]
-        return self._batch([*nothing, *place, pa.array([False] * count), *unknown])
+        return self._batch([*nothing, *place, pa.array([False] * count), *_no_notes(count)])
 
     def _batch(self, arrays: Sequence[pa.Array]) -> pa.RecordBatch:
-        places = [PARTITION, OFFSET, EVENT_TIME, RECEIVED_AT, IS_EVENT, DECISION, APPLIED_TO]
-        return pa.RecordBatch.from_arrays(list(arrays), names=[*self.columns, *places])
+        places = [PARTITION, OFFSET, EVENT_TIME, RECEIVED_AT, IS_EVENT]
+        names = [*self.columns, *places, DECISION, APPLIED_TO, APPLIED_AT]
+        return pa.RecordBatch.from_arrays(list(arrays), names=names)
+
+
+def _no_notes(rows: int) -> list[pa.Array]:
+    return [pa.nulls(rows, kind) for kind in (pa.string(), _STARTS, pa.int64())]
 
 
 def _blanked(values: pa.Array, taken: np.ndarray) -> pa.Array:

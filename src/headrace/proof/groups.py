@@ -8,7 +8,7 @@ of each event is found by the rule of the definition, over all that is applied b
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,16 @@ import pyarrow as pa
 from headrace.log.contract import EVENT_TIME
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import EventGroup, ViewPlan
-from headrace.proof.events import DECISION, OFFSET, PARTITION, WATERMARK
+from headrace.proof.events import APPLIED_AT, DECISION, OFFSET, PARTITION, WATERMARK
 from headrace.proof.oracle import LATE, TAKEN
+from headrace.proof.sessions import applied_before
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["GroupEvent", "declare_grouped", "group_of", "judge_grouped"]
+__all__ = ["UNTAKEN", "GroupEvent", "declare_grouped", "group_of", "judge_grouped"]
+
+UNTAKEN = "_untaken"  # the table with the events that were not taken in
 
 _OPENS, _CLOSES = "_opens_group", "_closes_group"
 
@@ -67,12 +70,16 @@ def judge_grouped(
     stream: Stream,
     timeout: int,
     events: Sequence[tuple[GroupEvent, int | None, str | None]],
+    applied_later: Mapping[int, Sequence[int]] | None = None,
 ) -> list[tuple[bool, bool]]:
     """For the events of one key in the log's order, with the watermark before each and the
-    decision about it: whether it is late, and whether it is taken in."""
+    decision about it: whether it is late, and whether it is taken in. `applied_later` is as for
+    sessions."""
     applied: list[GroupEvent] = []
-    judged = []
-    for event, watermark, decision in events:
+    judged: list[tuple[bool, bool]] = []
+    for place, (event, watermark, decision) in enumerate(events):
+        for earlier in (applied_later or {}).get(place, ()):
+            insort(applied, events[earlier][0])
         insort(applied, event)
         found = group_of(applied, event, timeout)
         is_late = found is not None and _is_passed(*found, watermark)
@@ -80,6 +87,8 @@ def judge_grouped(
         if not is_taken:
             applied.remove(event)
         judged.append((is_late, is_taken))
+    for later in (place for places in (applied_later or {}).values() for place in places):
+        judged[later] = (True, True)
     return judged
 
 
@@ -102,7 +111,7 @@ def _is_taken(
 
 def declare_grouped(spark: SparkSession, plan: ViewPlan, stream: Stream) -> None:
     """Give the stream's events under their name the column LATE, and leave out those that were not
-    taken in."""
+    taken in: these are in UNTAKEN."""
     window = plan.window
     assert isinstance(window, EventGroup)
     names = [f"j{i}" for i in range(len(plan.keys))]
@@ -111,7 +120,7 @@ def declare_grouped(spark: SparkSession, plan: ViewPlan, stream: Stream) -> None
     some = f"max({behind}) OVER (PARTITION BY {', '.join(names) or '1'}) AS doubtful"
     events = spark.table(stream.name)
     narrow = events.where(plan.where or "true").selectExpr(
-        *(PARTITION, OFFSET, EVENT_TIME, WATERMARK, DECISION),
+        *(PARTITION, OFFSET, EVENT_TIME, WATERMARK, DECISION, APPLIED_AT),
         f"coalesce({window.open}, false) AS {_OPENS}",
         f"coalesce({window.close}, false) AS {_CLOSES}",
         *keys,
@@ -121,8 +130,9 @@ def declare_grouped(spark: SparkSession, plan: ViewPlan, stream: Stream) -> None
         _judge(stream, window.timeout_microseconds),
         f"{PARTITION} INT, {OFFSET} BIGINT, {LATE} BOOLEAN, {TAKEN} BOOLEAN",
     )
-    both = events.join(judged, [PARTITION, OFFSET], "left").where(f"coalesce({TAKEN}, true)")
-    both.createOrReplaceTempView(stream.name)
+    both = events.join(judged, [PARTITION, OFFSET], "left")
+    both.where(f"NOT {TAKEN}").createOrReplaceTempView(UNTAKEN)
+    both.where(f"coalesce({TAKEN}, true)").createOrReplaceTempView(stream.name)
 
 
 def _judge(stream: Stream, timeout: int) -> Callable[[pa.Table], pa.Table]:
@@ -133,9 +143,8 @@ def _judge(stream: Stream, timeout: int) -> Callable[[pa.Table], pa.Table]:
         members = map(GroupEvent, times, *(ordered.column(name).to_pylist() for name in columns))
         watermarks = ordered.column(WATERMARK).to_pylist()
         decisions = ordered.column(DECISION).to_pylist()
-        found = judge_grouped(
-            stream, timeout, list(zip(members, watermarks, decisions, strict=True))
-        )
+        steps = list(zip(members, watermarks, decisions, strict=True))
+        found = judge_grouped(stream, timeout, steps, applied_before(ordered))
         late, taken = (pa.array([pair[i] for pair in found], pa.bool_()) for i in (0, 1))
         places = ordered.select([PARTITION, OFFSET]).append_column(LATE, late)
         return places.append_column(TAKEN, taken).filter(late)

@@ -28,13 +28,15 @@ TAKEN = "_taken"  # BOOLEAN: whether it was taken in all the same
 
 @dataclass(frozen=True)
 class Oracle:
-    """`sql` gives the outputs as e0, e1, …, the keys as k0, k1, … (the window's start the last of
-    them), and with a window REVISION and WINDOW_END, from which on a row is final. `columns` are
-    the stream's columns that it needs.
+    """`sql` gives the outputs as e0, e1, …, the keys as k0, k1, … (after those of the definition
+    the window's start; of an event group also the place of its first event), and with a window
+    REVISION and WINDOW_END, from which watermark on the row is final. `columns` are the stream's
+    columns that it needs.
 
     The rest asks the same of single events: what to read them `events` from, which are in the view
-    (`where`), their `key_texts`, whether an event's window had been `passed` before it, and whether
-    it is `taken` in."""
+    (`where`), their `key_texts`, by what they are grouped (`groups`), whether an event's window had
+    been `passed` before it, and whether it is `taken` in; `window` is the column with its window,
+    `ends` an aggregate of what is grouped: WINDOW_END."""
 
     sql: str
     outputs: int
@@ -43,8 +45,11 @@ class Oracle:
     events: str
     where: str
     key_texts: tuple[str, ...]
+    groups: tuple[str, ...] = ()
     passed: str = "false"
     taken: str = "true"
+    window: str = ""
+    ends: str = ""
 
 
 def oracle(plan: ViewPlan, stream: Stream) -> Oracle:
@@ -58,7 +63,7 @@ def oracle(plan: ViewPlan, stream: Stream) -> Oracle:
     where = [f"({canonical(query.args['where'].this)})"] if query.args.get("where") else []
     events = canonical(query.args["from_"].this)
     keys, passed, taken = [key.sql for key in plan.keys], "false", None
-    within = list(where)
+    within, window, ends = list(where), "", ""
     if isinstance(plan.window, Sliding):  # see sliding.py
         keys.append(EVENT_TIME)
     elif plan.window is not None:
@@ -73,12 +78,12 @@ def oracle(plan: ViewPlan, stream: Stream) -> Oracle:
             passed, taken = f"coalesce({LATE}, false)", None
         else:
             passed, taken = _passed(window), _taken(window, stream)
-        chosen += [
-            f"{window}.start AS k{len(keys)}",
-            f"{_passed_from(plan, window)} AS {WINDOW_END}",
-            f"count_if({passed}) AS {REVISION}",
-        ]
         keys.append(f"{window}.start")
+        if isinstance(plan.window, EventGroup):  # of a key two may begin at one time
+            keys += ["_start.p", "_start.o"]
+        chosen += [f"{keys[i]} AS k{i}" for i in range(len(plan.keys), len(keys))]
+        ends = _ends(plan, window)
+        chosen += [f"{ends} AS {WINDOW_END}", f"count_if({passed}) AS {REVISION}"]
         where += [taken] if taken else []
     parts = [f"SELECT {', '.join(chosen)} FROM {events}"]
     parts += [f"WHERE {' AND '.join(where)}"] if where else []
@@ -96,8 +101,11 @@ def oracle(plan: ViewPlan, stream: Stream) -> Oracle:
         events=events,
         where=" AND ".join(within) or "true",
         key_texts=tuple(keys),
+        groups=tuple(groups),
         passed=passed,
         taken=taken or "true",
+        window=window,
+        ends=ends,
     )
 
 
@@ -108,13 +116,12 @@ def _window(plan: ViewPlan) -> str:
     return "session_window" if isinstance(plan.window, SessionWindow) else "_window"
 
 
-def _passed_from(plan: ViewPlan, window: str) -> str:
-    """A group that an event closed takes further events of that very moment."""
+def _ends(plan: ViewPlan, window: str) -> str:
+    """From which watermark on a row is final. A group that an event closed takes further events of
+    that very moment."""
     if not isinstance(plan.window, EventGroup):
         return f"{window}.`end`"
-    length = f"unix_micros({window}.`end`) - unix_micros({window}.start)"
-    closed = f"IF({length} < {plan.window.timeout_microseconds}L, 1L, 0L)"
-    return f"timestamp_micros(unix_micros({window}.`end`) + {closed})"
+    return f"timestamp_micros(unix_micros({window}.`end`) + IF(bool_or(_closes), 1L, 0L))"
 
 
 def _passed(window: str, lowered_by: int = 0) -> str:

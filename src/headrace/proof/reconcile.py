@@ -201,8 +201,9 @@ def _notes(snapshot: Snapshot) -> dict[int, dict[int, Note]]:
     found: dict[int, dict[int, Note]] = {}
     for partition, offset, decision in snapshot.decisions:
         found.setdefault(partition, {})[offset] = Note(decision)
-    for partition, offset, start, _ in snapshot.applied:
+    for partition, offset, start, _, come in snapshot.applied:
         notes = found.setdefault(partition, {})
         known = notes.get(offset, Note())
-        notes[offset] = replace(known, applied_to=(*known.applied_to, start))
+        windows = (*(known.applied_to or ()), start)
+        notes[offset] = replace(known, applied_to=windows, applied_at=come)
     return found

@@ -14,32 +14,35 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.model.errors import ProofError
-from headrace.model.plan import CalendarWindow, Partial, Window
+from headrace.model.plan import EventGroup, SessionWindow, Sliding
+from headrace.proof.aggregates import aggregate_sql
 from headrace.proof.comparison import EXTRA, differing
 from headrace.proof.oracle import REVISION, WINDOW_END, Oracle, oracle
 from headrace.proof.reconcile import Subject, proven_rows, stored_rows, told
+from headrace.proof.stretches import ROWS_MAX, bounded, write_stretches
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["ROWS_MAX", "write_repair"]
+__all__ = ["ROWS_MAX", "further", "write_repair"]
 
-ROWS_MAX = 100_000
 _WRONG = "_wrong"
 
 
 def write_repair(spark: SparkSession, what: Subject, folder: Path) -> int:
     """Write the rows to `repair.parquet` and the values of each count(DISTINCT …) to
-    `values-I.parquet`; returns how many rows. Raises ProofError where rows alone cannot mend the
-    view."""
+    `values-I.parquet`; returns how many rows differ. Views whose rows depend on each other are
+    mended by stretches (stretches.py). Raises ProofError where that is more than can be replaced
+    in one tick."""
     plan = what.plan
-    if not what.snapshot.has_ids or not isinstance(
-        plan.window, Window | CalendarWindow | type(None)
-    ):
+    if not what.snapshot.has_ids:
         raise ProofError(
-            f"view {plan.view} cannot be repaired row by row",
+            f"view {plan.view} cannot be repaired",
             hint=f"headrace rebuild {plan.view} fills it again from the log",
         )
+    if isinstance(plan.window, SessionWindow | EventGroup | Sliding):
+        with told(what):
+            return write_stretches(spark, what, folder)
     question = oracle(plan, what.stream)
     names = len(what.snapshot.columns)
     with told(what):
@@ -49,18 +52,21 @@ def write_repair(spark: SparkSession, what: Subject, folder: Path) -> int:
             "stored.id AS was",
             *(f"coalesce(proven.k{i}, stored.k{i}) AS k{i}" for i in range(question.keys)),
         )
-        found = wrong.limit(ROWS_MAX + 1).toArrow()
-        if found.num_rows > ROWS_MAX:
-            raise ProofError(
-                f"more than {ROWS_MAX:,} rows of {plan.view} differ",
-                hint=f"headrace rebuild {plan.view} fills it again from the log",
-            )
+        found = bounded(wrong, ROWS_MAX, plan.view)
         spark.createDataFrame(found).createOrReplaceTempView(_WRONG)
         pq.write_table(_state(spark, what, question), folder / "repair.parquet")
         for index, distinct in enumerate(plan.distincts):
             values = _values(spark, question, distinct.input)
             pq.write_table(values.toArrow(), folder / f"values-{index}.parquet")
     return int(found.num_rows)
+
+
+def further(what: Subject, folder: Path) -> dict[str, int]:
+    """What the engine must know beside the files of `write_repair`."""
+    found = {"values": len(list(folder.glob("values-*.parquet")))}
+    if isinstance(what.plan.window, SessionWindow | EventGroup | Sliding):
+        found["last_id"] = what.snapshot.last_id
+    return found
 
 
 def _same(question: Oracle) -> str:
@@ -77,7 +83,7 @@ def _state(spark: SparkSession, what: Subject, question: Oracle) -> pa.Table:
     if windowed:
         end = question.key_texts[-1].removesuffix(".start") + ".`end`"
         made += [f"{end} AS {WINDOW_END}", f"count_if({question.passed}) AS {REVISION}"]
-    partials = [f"{_aggregate(p)} AS p{i}" for i, p in enumerate(plan.partials)]
+    partials = [f"{aggregate_sql(p)} AS p{i}" for i, p in enumerate(plan.partials)]
     distincts = [f"count(DISTINCT {d.input}) AS d{i}" for i, d in enumerate(plan.distincts)]
     made += ["count(*) AS _rows", *partials, *distincts]
     groups = [*question.key_texts]
@@ -98,12 +104,6 @@ def _state(spark: SparkSession, what: Subject, question: Oracle) -> pa.Table:
     names += [f"d{i}" for i in range(len(plan.distincts))]
     present = f"kind <> '{EXTRA}' AS present"
     return joined.selectExpr(*columns, *names, "was", present).toArrow()
-
-
-def _aggregate(partial: Partial) -> str:
-    if partial.function == "m2":
-        return f"var_pop({partial.input}) * count({partial.input})"
-    return f"{partial.function}({', '.join([partial.input, *partial.order])})"
 
 
 def _values(spark: SparkSession, question: Oracle, value: str) -> Any:

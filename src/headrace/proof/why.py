@@ -14,9 +14,11 @@ from headrace.model.definitions import LatePolicy
 from headrace.model.errors import ProofError
 from headrace.model.plan import EventGroup, SessionWindow, Sliding
 from headrace.proof.events import DECISION, OFFSET, PARTITION, WATERMARK
+from headrace.proof.groups import UNTAKEN, declare_grouped
 from headrace.proof.oracle import Oracle, oracle
 from headrace.proof.reconcile import Subject, declare_events, told
 from headrace.proof.sessions import declare_judged
+from headrace.proof.sliding import bound_sql
 from headrace.proof.text import plain, plain_row
 from headrace.store.contract import Snapshot
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Explained", "explain", "the_row"]
 
-_ROW, _KEY = "_why", "_why_key"
+_ROW, _KEY, _END, _CLOSED = "_why", "_why_key", "_why_end", "_why_closed"
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -61,25 +63,15 @@ def the_row(what: Subject) -> dict[str, Any]:
 
 def explain(spark: SparkSession, what: Subject, limit: int) -> Explained:
     row = the_row(what)
-    if isinstance(what.plan.window, Sliding | EventGroup):
-        raise ProofError(
-            f"the events behind a row of {what.plan.view} cannot be listed",
-            hint=f"headrace reconcile {what.plan.view} proves its rows",
-        )
     question = oracle(what.plan, what.stream)
     keys = ["1 AS _why_one", *(f"k{i} AS {_KEY}{i}" for i in range(question.keys))]
     spark.read.parquet(str(what.rows)).selectExpr(*keys).createOrReplaceTempView(_ROW)
     with told(what):
         columns = [column.name for column in what.stream.columns]
-        is_session = isinstance(what.plan.window, SessionWindow)  # duplicates would join them
-        repeated = declare_events(
-            spark, what, [*columns, SKEW, QUALITY], with_duplicates=not is_session
-        )
-        if isinstance(what.plan.window, SessionWindow):
-            declare_judged(spark, what.stream, question, what.plan.window.gap_microseconds)
-        found = spark.sql(_events_sql(what, question, limit + 1)).toArrow().to_pylist()
-        if isinstance(what.plan.window, SessionWindow):
-            found = _of_one_session(found, what.plan.window.gap_microseconds)
+        # Duplicates would join sessions, and open and close groups.
+        joins = isinstance(what.plan.window, SessionWindow | EventGroup)
+        repeated = declare_events(spark, what, [*columns, SKEW, QUALITY], with_duplicates=not joins)
+        found = _found(spark, what, question, limit + 1)
     places = {(partition, offset) for partition in repeated for offset in repeated[partition]}
     events = [_event(what, one, places) for one in found[:limit]]
     late = [event for event in events if event["fate"] == "late"]
@@ -110,24 +102,98 @@ def explain(spark: SparkSession, what: Subject, limit: int) -> Explained:
     )
 
 
-def _events_sql(what: Subject, question: Oracle, limit: int) -> str:
-    same = [f"({text}) <=> {_ROW}.{_KEY}{i}" for i, text in enumerate(question.key_texts)]
-    windowed, order = what.plan.window is not None, f"{PARTITION}, {OFFSET}"
-    if isinstance(what.plan.window, SessionWindow):
-        # Where it ends is for `_of_one_session` to find.
-        same[-1], order = f"{EVENT_TIME} >= {_ROW}.{_KEY}{len(same) - 1}", EVENT_TIME
-    chosen = [
+def _found(
+    spark: SparkSession, what: Subject, question: Oracle, limit: int
+) -> Sequence[Mapping[str, Any]]:
+    """The row's events in the order of the log."""
+    window = what.plan.window
+    if isinstance(window, SessionWindow):
+        declare_judged(spark, what.stream, question, window.gap_microseconds)
+        found = _rows(spark, _events_sql(what, question, limit))
+        return _of_one_session(found, window.gap_microseconds)
+    if isinstance(window, EventGroup):
+        declare_grouped(spark, what.plan, what.stream)
+        found = _rows(spark, _events_sql(what, question, limit))
+        return _with_untaken(spark, what, question, found, limit)
+    if isinstance(window, Sliding):
+        return _rows(spark, _frame_sql(what, window, question, limit))
+    return _rows(spark, _events_sql(what, question, limit))
+
+
+def _rows(spark: SparkSession, sql: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = spark.sql(sql).toArrow().to_pylist()
+    return found
+
+
+def _chosen(what: Subject, passed: str, taken: str) -> list[str]:
+    windowed = what.plan.window is not None
+    return [
         *(f"`{column.name}`" for column in what.stream.columns),
         *(PARTITION, OFFSET, EVENT_TIME, RECEIVED_AT, SKEW, QUALITY, DECISION),
         f"{WATERMARK if windowed else 'CAST(NULL AS BIGINT)'} AS {WATERMARK}",
-        f"{question.passed} AS _passed",
-        f"{question.taken} AS _taken",
+        f"{passed} AS _passed",
+        f"{taken} AS _taken",
     ]
+
+
+def _same(texts: Sequence[str]) -> list[str]:
+    return [f"({text}) <=> {_ROW}.{_KEY}{i}" for i, text in enumerate(texts)]
+
+
+def _events_sql(what: Subject, question: Oracle, limit: int) -> str:
+    same, order = _same(question.key_texts), f"{PARTITION}, {OFFSET}"
+    chosen = _chosen(what, question.passed, question.taken)
+    if isinstance(what.plan.window, SessionWindow):
+        # Where it ends is for `_of_one_session` to find.
+        same[-1], order = f"{EVENT_TIME} >= {_ROW}.{_KEY}{len(same) - 1}", EVENT_TIME
+    if isinstance(what.plan.window, EventGroup):
+        chosen += [f"_window.`end` AS {_END}", f"bool_or(_closes) OVER () AS {_CLOSED}"]
     return (
         f"SELECT {', '.join(chosen)} FROM {question.events} CROSS JOIN {_ROW} "
         f"WHERE {' AND '.join([question.where, *same])} "
         f"ORDER BY {order} LIMIT {limit}"
     )
+
+
+def _frame_sql(what: Subject, window: Sliding, question: Oracle, limit: int) -> str:
+    """The events of the same keys in the widest frame of a row, the row's own among them."""
+    texts = {key.name: (i, key.sql) for i, key in enumerate(what.plan.keys)}
+    same = [f"({sql}) <=> {_ROW}.{_KEY}{i}" for i, sql in (texts[name] for name in window.keys)]
+    at = f"unix_micros({EVENT_TIME})"
+    row_at = f"unix_micros({_ROW}.{_KEY}{question.keys - 1})"
+    same.append(f"{at} <= {row_at}")
+    if window.range_microseconds is not None:
+        same.append(f"{at} >= {row_at} - {window.range_microseconds}L")
+    passed = f"coalesce({WATERMARK} > {row_at}, false)"
+    taken = f"NOT coalesce({bound_sql(what.stream)} > {row_at}, false)"
+    return (
+        f"SELECT {', '.join(_chosen(what, passed, taken))} FROM {question.events} "
+        f"CROSS JOIN {_ROW} WHERE {' AND '.join([question.where, *same])} "
+        f"ORDER BY {PARTITION}, {OFFSET} LIMIT {limit}"
+    )
+
+
+def _with_untaken(
+    spark: SparkSession,
+    what: Subject,
+    question: Oracle,
+    found: Sequence[dict[str, Any]],
+    limit: int,
+) -> Sequence[Mapping[str, Any]]:
+    """The events of a group, and those of its key and time that were not taken in."""
+    if not found:
+        return []
+    until = "<=" if found[0][_CLOSED] else "<"
+    ends = int((found[0][_END] - _EPOCH) / dt.timedelta(microseconds=1))
+    start = f"{_ROW}.{_KEY}{len(what.plan.keys)}"
+    within = [f"{EVENT_TIME} >= {start}", f"unix_micros({EVENT_TIME}) {until} {ends}L"]
+    where = [f"({what.plan.where or 'true'})", *_same([k.sql for k in what.plan.keys]), *within]
+    others = _rows(
+        spark,
+        f"SELECT {', '.join(_chosen(what, 'true', 'false'))} FROM {UNTAKEN} CROSS JOIN {_ROW} "
+        f"WHERE {' AND '.join(where)} ORDER BY {PARTITION}, {OFFSET} LIMIT {limit}",
+    )
+    return sorted([*found, *others], key=lambda event: (event[PARTITION], event[OFFSET]))[:limit]
 
 
 def _of_one_session(
@@ -149,7 +215,7 @@ def _event(
 ) -> dict[str, Any]:
     stream, snapshot = what.stream, what.snapshot
     place = (found[PARTITION], found[OFFSET])
-    afterwards = [tick for p, o, _, tick in snapshot.applied if (p, o) == place]
+    afterwards = [tick for p, o, _, tick, _ in snapshot.applied if (p, o) == place]
     tick, or_before = taken_in(snapshot, *place)
     if found["_taken"] and found["_passed"] and afterwards:
         tick, or_before = max(afterwards), False
@@ -191,8 +257,4 @@ def taken_in(snapshot: Snapshot, partition: int, offset: int) -> tuple[int | Non
 
 
 def _time(microseconds: int) -> str:
-    import datetime as dt
-
-    return str(
-        plain(dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=microseconds))
-    )
+    return str(plain(_EPOCH + dt.timedelta(microseconds=microseconds)))

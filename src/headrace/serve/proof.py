@@ -24,7 +24,7 @@ __all__ = ["repair", "snapshot"]
 
 _FOLDER = re.compile(r"proof-[0-9]{1,10}")
 _ROWS = "rows.parquet"
-_REPAIR = "repair.parquet"
+_REPAIR, _STRETCHES, _EVENTS = "repair.parquet", "stretches.parquet", "events.parquet"
 
 
 class _SnapshotAsked(msgspec.Struct, forbid_unknown_fields=True):
@@ -37,6 +37,7 @@ class _RepairAsked(msgspec.Struct, forbid_unknown_fields=True):
     folder: str
     tick: int
     values: int = 0
+    last_id: int | None = None
 
 
 async def snapshot(services: Services, request: Request, name: str) -> Response:
@@ -59,7 +60,12 @@ async def repair(services: Services, request: Request, name: str) -> Response:
     def read() -> Repair:
         view = services.view_name(name)
         values = tuple(_table(folder / f"values-{i}.parquet") for i in range(asked.values))
-        return Repair(view, asked.tick, _table(folder / _REPAIR), values)
+        rows = _table(folder / _REPAIR)
+        if asked.last_id is None:
+            return Repair(view, asked.tick, rows, values)
+        stretches, file = _table(folder / _STRETCHES), folder / _EVENTS
+        events = _table(file) if file.exists() else None
+        return Repair(view, asked.tick, rows, values, stretches, events, asked.last_id)
 
     wanted = await services.reads.run(read)
     done = await asyncio.wrap_future(services.control.repair(wanted))

@@ -30,6 +30,7 @@ from headrace.store.ledger import Ledger, Moved, read_freshness
 from headrace.store.merge import Merged, ViewMerge
 from headrace.store.repair import replace_rows
 from headrace.store.seen import SeenStreams
+from headrace.store.stretches import replace_stretches
 from headrace.store.views import Views
 
 __all__ = ["Commits"]
@@ -180,10 +181,11 @@ class Commits:
         read anew."""
         self._check_generation(generation)
         merge = self._views.merges.get(repair.view)
-        if merge is None or type(merge) is not ViewMerge:
+        by_row = type(merge) is ViewMerge
+        if merge is None or by_row != (repair.stretches is None):
             raise StoreError(
-                f"view {repair.view} cannot be repaired row by row",
-                hint=f"headrace rebuild {repair.view} fills it again from the log",
+                f"view {repair.view} cannot be repaired with these rows",
+                hint=f"run headrace reconcile {repair.view} --repair again",
             )
         self._views.write_behind([repair.view])
         stored = self._views.stored[repair.view]
@@ -193,8 +195,9 @@ class Commits:
         committed_at = max(time.time_ns() // 1000, self.freshness.committed_at_microseconds)
         try:
             with self._transaction():
-                found = replace_rows(self._connection, merge.schema, stored, repair)
-                if found.rows == 0:
+                replace_some = replace_rows if by_row else replace_stretches
+                found = replace_some(self._connection, merge.schema, stored, repair)
+                if not found.is_any:
                     return Repaired(None, 0, found.moved)
                 moved = replace(
                     self._moved(nothing, None),

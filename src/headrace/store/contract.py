@@ -279,6 +279,11 @@ class Store(Protocol):
         """(partition, offset) of events that are set aside for the view and not applied yet,
         ascending."""
 
+    def replays(self, stream: str, view: str) -> Sequence[tuple[int, int, int]]:
+        """(partition, offset, come) of events that were applied to the view after they had been set
+        aside, before it was rebuilt, and not again since; `come` is the offset that the view had
+        come to in the partition by then."""
+
     def decide(self, decision: StoredDecision) -> None:
         """Durably record what an operator decided; a later decision about the same event is
         refused with StoreError."""

@@ -205,6 +205,10 @@ class DuckStore:
         with self._lock:
             return self._late.sided(stream, view, limit)
 
+    def replays(self, stream: str, view: str) -> Sequence[tuple[int, int, int]]:
+        with self._lock:
+            return self._late.replays(stream, view)
+
     def decide(self, decision: StoredDecision) -> None:
         with self._lock:
             self._late.decide(decision)

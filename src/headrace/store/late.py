@@ -5,6 +5,8 @@ _headrace.sided_N     the events of stream N that are set aside: one row per eve
 main.STREAM_late      the same for everybody
 _headrace.dropped     how many events were dropped, by view, window and reason
 _headrace.decisions   what was decided about the late events of streams that halt
+_headrace.replays     events set aside that had been applied to views since rebuilt, and how far the
+                      view had come in their partition by then
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ TABLES = (
     " window_start TIMESTAMPTZ, window_end TIMESTAMPTZ, events BIGINT, reason VARCHAR)",
     "CREATE TABLE IF NOT EXISTS _headrace.decisions (stream VARCHAR, partition BIGINT,"
     " position BIGINT, decision VARCHAR, decided_at TIMESTAMPTZ)",
+    "CREATE TABLE IF NOT EXISTS _headrace.replays (stream VARCHAR, view VARCHAR,"
+    " partition BIGINT, position BIGINT, come BIGINT)",
 )
 _OWN = (
     ("view", "VARCHAR"),
@@ -47,6 +51,7 @@ _OWN = (
     ("_offset", "BIGINT"),
     ("_set_aside_in_tick", "BIGINT"),
     ("_applied_in_tick", "BIGINT"),
+    ("_applied_at_offset", "BIGINT"),
 )
 _CLOCKS = (("_event_time", "TIMESTAMP"), ("_skew", "BIGINT"), ("_quality", "TINYINT"))
 _SLOT = "_sided_rows"
@@ -132,12 +137,16 @@ class Late:
         self._connection.unregister(_SLOT)
 
     def _mark_applied(self, tick: int, stream: str, write: ViewWrite) -> None:
+        """With how far the view had come in the event's partition: events after that were judged
+        with this one among those applied."""
         partitions, offsets = zip(*write.applied, strict=True)
-        places = pa.table({"p": pa.array(partitions), "o": pa.array(offsets)})
-        self._connection.register(_SLOT, places)
+        come = [write.next_offsets[partition] for partition in partitions]
+        places = {"p": pa.array(partitions), "o": pa.array(offsets), "come": pa.array(come)}
+        self._connection.register(_SLOT, pa.table(places))
         self._connection.execute(
-            f"UPDATE {_table(self._numbers[stream])} SET _applied_in_tick = {int(tick)}"
-            f" WHERE view = ? AND (_partition, _offset) IN (SELECT (p, o) FROM {_SLOT})",
+            f"UPDATE {_table(self._numbers[stream])} SET _applied_in_tick = {int(tick)},"
+            f" _applied_at_offset = _places.come FROM {_SLOT} _places WHERE view = ?"
+            " AND _partition = _places.p AND _offset = _places.o AND _applied_in_tick IS NULL",
             [write.view],
         )
         self._connection.unregister(_SLOT)
@@ -152,9 +161,32 @@ class Late:
         ).fetchall()
         return [(int(partition), int(offset)) for partition, offset in found]
 
+    def replays(self, stream: str, view: str) -> list[tuple[int, int, int]]:
+        number = self._numbers.get(stream)
+        if number is None:
+            return []
+        found = self._connection.execute(
+            "SELECT partition, position, come FROM _headrace.replays r"
+            " WHERE stream = ? AND view = ?"
+            f" AND NOT EXISTS (SELECT 1 FROM {_table(number)} s WHERE s.view = r.view"
+            " AND s._partition = r.partition AND s._offset = r.position"
+            " AND s._applied_in_tick IS NOT NULL) ORDER BY ALL",
+            [stream, view],
+        ).fetchall()
+        return [(int(partition), int(offset), int(come)) for partition, offset, come in found]
+
     def forget(self, view: str) -> None:
-        """The view begins anew: what was set aside for it is found again. Within a transaction."""
-        for number in self._numbers.values():
+        """The view begins anew: what was set aside for it is found again, and what was applied
+        after that is to be applied at the same place. Within a transaction."""
+        for stream, number in self._numbers.items():
+            self._connection.execute(
+                "INSERT INTO _headrace.replays SELECT DISTINCT ?, view, _partition, _offset,"
+                f" _applied_at_offset FROM {_table(number)} s WHERE view = ?"
+                " AND _applied_in_tick IS NOT NULL AND NOT EXISTS (SELECT 1 FROM"
+                " _headrace.replays r WHERE r.stream = ? AND r.view = s.view"
+                " AND r.partition = s._partition AND r.position = s._offset)",
+                [stream, view, stream],
+            )
             self._connection.execute(f"DELETE FROM {_table(number)} WHERE view = ?", [view])
         self._connection.execute("DELETE FROM _headrace.dropped WHERE view = ?", [view])
 

@@ -18,7 +18,7 @@ from headrace.store.contract import Repair
 from headrace.store.ledger import StoredView
 from headrace.store.schema import ViewSchema
 
-__all__ = ["Replaced", "replace_rows"]
+__all__ = ["Replaced", "named", "replace_rows"]
 
 WAS, PRESENT = "_was", "_present"
 _ASKED, _ACCEPTED, _WRITTEN, _VALUES = "_repair_asked", "_repair", "_repair_rows", "_repair_values"
@@ -26,13 +26,14 @@ _ASKED, _ACCEPTED, _WRITTEN, _VALUES = "_repair_asked", "_repair", "_repair_rows
 
 @dataclass(frozen=True)
 class Replaced:
-    """The public rows before and after, how many state rows were replaced, and how many had moved
-    on meanwhile."""
+    """The public rows before and after, how many rows were replaced, how many had moved on
+    meanwhile, and whether the state `is_any` different now."""
 
     before: pa.Table
     after: pa.Table
     rows: int
     moved: int
+    is_any: bool
 
 
 def replace_rows(
@@ -69,14 +70,15 @@ def replace_rows(
         registered.append(_WRITTEN)
         connection.execute(schema.insert_sql(_WRITTEN))
         for index, values in enumerate(repair.values):
-            connection.register(_VALUES, _named(values, schema.value_schema(index)))
+            connection.register(_VALUES, named(values, schema.value_schema(index)))
             registered.append(_VALUES)
             _replace_values(connection, schema, index)
         after = _public_rows(connection, schema, stored)
     finally:
         for name in dict.fromkeys(registered):
             connection.unregister(name)
-    return Replaced(before, after, accepted.num_rows, asked.num_rows - accepted.num_rows)
+    rows = accepted.num_rows
+    return Replaced(before, after, rows, asked.num_rows - rows, is_any=rows > 0)
 
 
 def _accepted_sql(schema: ViewSchema, unmoved: str) -> str:
@@ -105,7 +107,7 @@ def _public_rows(
     return conformed(found, stored.public_schema)
 
 
-def _named(values: pa.Table, schema: pa.Schema) -> pa.Table:
+def named(values: pa.Table, schema: pa.Schema) -> pa.Table:
     return conformed(values.rename_columns(schema.names), schema)
 
 

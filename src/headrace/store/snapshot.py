@@ -19,7 +19,7 @@ from headrace.store.contract import Freshness, Snapshot
 from headrace.store.ledger import StoredView, decode_offsets
 from headrace.store.paging import conditions_sql
 
-__all__ = ["write_snapshot"]
+__all__ = ["applied_since", "write_snapshot"]
 
 DEAD_MAX = 1_000_000
 TICKS_MAX = 20_000
@@ -61,6 +61,7 @@ def write_snapshot(
         applied=_applied(connection, stored),
         repairs=_repairs(connection, number),
         has_ids=has_ids,
+        last_id=_last_id(connection, stored) if has_ids else -1,
         ticks_from=max(stored.created_tick + 1, _lowest_tick(connection)),
         ticks=_ticks(connection, number) if with_ticks else (),
     )
@@ -89,9 +90,19 @@ def _decisions(
     return tuple((partition, offset, decision) for partition, offset, decision in found)
 
 
+def applied_since(
+    connection: duckdb.DuckDBPyConnection, stored: StoredView, tick: int
+) -> list[tuple[int, int]]:
+    """(partition, offset) of the events that ticks after this one applied to the view after they
+    had been set aside."""
+    return sorted(
+        {(place[0], place[1]) for place in _applied(connection, stored) if place[3] > tick}
+    )
+
+
 def _applied(
     connection: duckdb.DuckDBPyConnection, stored: StoredView
-) -> tuple[tuple[int, int, int, int], ...]:
+) -> tuple[tuple[int, int, int, int, int], ...]:
     """The stream's table of late events is there once it has had a policy that sets some aside."""
     number = connection.execute(
         "SELECT number FROM _headrace.late_streams WHERE stream = ?", [stored.entry.stream]
@@ -99,16 +110,25 @@ def _applied(
     if not number:
         return ()
     found = connection.execute(
-        "SELECT _partition, _offset, epoch_us(window_start), _applied_in_tick"
+        "SELECT _partition, _offset, epoch_us(window_start), _applied_in_tick, _applied_at_offset"
         f" FROM _headrace.sided_{number[0][0]} WHERE view = ? AND _applied_in_tick IS NOT NULL",
         [stored.entry.view],
     ).fetchall()
-    return tuple((partition, offset, start, tick) for partition, offset, start, tick in found)
+    return tuple((place, offset, start, tick, at) for place, offset, start, tick, at in found)
 
 
 def _read_columns(connection: duckdb.DuckDBPyConnection, number: int) -> list[str]:
     found = connection.execute(f"DESCRIBE _headrace.read_{number}").fetchall()
     return [row[0] for row in found]
+
+
+def _last_id(connection: duckdb.DuckDBPyConnection, stored: StoredView) -> int:
+    columns = _read_columns(connection, stored.number)
+    name = quoted(columns[len(stored.columns) + len(stored.hidden)])
+    ((last,),) = connection.execute(
+        f"SELECT coalesce(max({name}), -1) FROM _headrace.state_{stored.number}"
+    ).fetchall()
+    return int(last)
 
 
 def _repairs(connection: duckdb.DuckDBPyConnection, number: int) -> tuple[tuple[int, int], ...]:

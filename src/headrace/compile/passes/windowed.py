@@ -18,7 +18,7 @@ _OWN_OUTPUTS = ("revision", "final")
 
 def check_windowed(draft: ViewDraft) -> None:
     window = next((key for key in draft.keys if is_window_key(key)), None)
-    if draft.emits_on_close is not None and window is None:
+    if draft.emits_on_close is not None and window is None and not over_nodes(draft):
         draft.faults.add(
             f"view {draft.name}: EMIT ON WINDOW CLOSE without a window",
             "GROUP BY window(event_time, '1 minute'), or leave it out",

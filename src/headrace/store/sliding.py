@@ -7,8 +7,9 @@ them, and nothing else is read: the state table lies about in the order of time,
 what is outside the literal bounds.
 
 An event that is late for a row counts in its revision, and one that is set aside for it (ASIDE
-after the row's time) is not in its frame. No window function can say that, since it depends on
-both rows; so rows with such an event in their frame, which are few, get their values by a join.
+after the row's time) is not in its frame. No window function over the frame can say that, since it
+depends on both rows. Revisions are counted along the time instead; the values of rows that lack an
+event of their frame, which are few, come from a join.
 """
 
 from __future__ import annotations

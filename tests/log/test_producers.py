@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +27,7 @@ from headrace.log.contract import (
 )
 from headrace.log.producers import Producers
 from headrace.model.completeness import Holder
+from headrace.model.errors import ProducerGapsError
 
 STEP = st.tuples(
     st.sampled_from("pq"), st.integers(0, 3), st.integers(0, 50), st.integers(0, 12), st.booleans()
@@ -190,3 +192,15 @@ def test_who_is_forgotten_is_no_longer_missing_anything() -> None:
     assert [r.producer for r in producers.reports("s", "", 10)] == ["b", "c"]
     assert producers.completeness("s").missing == 8
     assert producers.completeness("s").producers == 2
+
+
+def test_what_is_said_without_numbers_opens_no_gap() -> None:
+    producers = Producers(producers_max=10, intervals_max=3)
+    for first in (10, 20, 30):
+        producers.add([ProducerRange("events", "a", 0, first, 1)], 1)
+    with pytest.raises(ProducerGapsError):
+        producers.check([ProducerRange("events", "a", 0, 40, 1)])
+    heard = ProducerRange("events", "a", 0, 0, 0)
+    accepted = ProducerRange("events", "a", 0, 15, 1, mark="accepted")
+    retired = ProducerRange("events", "a", 0, 0, 0, mark="retired")
+    producers.check([heard, accepted, retired])

@@ -141,11 +141,11 @@ def _length(node: exp.Expr, argument: exp.Expr) -> int:
     try:
         return parse_interval_node(argument)
     except IntervalError as error:
-        raise WindowError(
-            f"{function_name(node)}(): {error}",
-            "use weeks, days, hours, minutes or seconds: '3 seconds'",
-            argument,
-        ) from error
+        name = function_name(node)
+        hint = "use weeks, days, hours, minutes or seconds: '3 seconds'"
+        if name == "window" and "fixed length" in str(error):
+            hint += f"; for months and years {USAGE['calendar_window']}"
+        raise WindowError(f"{name}(): {error}", hint, argument) from error
 
 
 def window_node(node: exp.Expr, window: AnyWindow, stream: Stream) -> exp.Expr:

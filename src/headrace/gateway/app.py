@@ -288,7 +288,10 @@ class GatewayApp:
         known = self._streams.get(name) or self._streams.get(name.lower())
         if known is None:
             raise RequestError(
-                404, "unknown-stream", f"there is no stream {name[:100]!r}", hint="see /v1/streams"
+                404,
+                "unknown-stream",
+                f"there is no stream {name[:100]!r}",
+                hint=f"streams are {', '.join(s.name for s in self._project.streams) or 'none'}",
             )
         return known
 

@@ -7,6 +7,7 @@ number of it that comes again is then a new one.
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -75,8 +76,9 @@ class Producers:
     ) -> None:
         self._producers_max = producers_max
         self._intervals_max = intervals_max
-        self._lines: dict[_Line, NumberLine] = {}  # least recently used first, as are the writers
-        self._writers: dict[_Writer, _Known] = {}
+        # Least recently used first. A plain dictionary walks past all it has lost to find that one.
+        self._lines: OrderedDict[_Line, NumberLine] = OrderedDict()
+        self._writers: OrderedDict[_Writer, _Known] = OrderedDict()
         self._changed: dict[_Line, None] = {}
         self._changed_writers: dict[_Writer, None] = {}
         self._intervals_total = 0
@@ -92,9 +94,12 @@ class Producers:
         return [] if line is None else list(line.held(wanted.first, wanted.first + wanted.count))
 
     def check(self, ranges: Iterable[ProducerRange]) -> None:
-        """Raises ProducerGapsError if a range would leave a producer with too many gaps."""
+        """Raises ProducerGapsError if a range would leave a producer with too many gaps. What is
+        said of a producer without numbers opens none."""
         added: dict[_Line, int] = {}
         for item in ranges:
+            if item.count <= 0 or item.mark:
+                continue
             key = _line(item)
             line = self._lines.get(key)
             opens = line is None or line.would_open(item.first, item.first + item.count)
@@ -238,7 +243,8 @@ class Producers:
     def settle(self) -> None:
         """After the last checkpoint: the least recently heard first, which quiet_since() relies on.
         What was decided on a producer put it last."""
-        self._writers = dict(sorted(self._writers.items(), key=lambda item: item[1].heard))
+        by_time = sorted(self._writers.items(), key=lambda item: item[1].heard)
+        self._writers = OrderedDict(by_time)
 
     def take_changed(self, everything: bool) -> tuple[list[LineRecord], list[WriterRecord]]:
         """What changed since the last call (or all), least recently used first."""

@@ -62,7 +62,13 @@ def read_page(
     public = [quoted(name) for name, _ in view.columns]
     places = [f"CAST({column} AS VARCHAR)" for column, _ in sorts]
     inner = f"SELECT * FROM {table}{where}{by} LIMIT {limit + 1}"
-    found = arrow_table(connection, f"SELECT {', '.join([*public, *places])} FROM ({inner}){by}")
+    try:
+        found = arrow_table(
+            connection, f"SELECT {', '.join([*public, *places])} FROM ({inner}){by}"
+        )
+    except duckdb.Error:
+        _check_values(connection, [(name, types[name], text) for name, text in wanted])
+        raise
     rows = pa.Table.from_arrays(
         found.columns[: len(public)], names=[name for name, _ in view.columns]
     ).cast(pa.schema([(name, types[name].arrow) for name, _ in view.columns]))
@@ -70,6 +76,23 @@ def read_page(
         return rows, None
     count, following = _continued(found.columns[len(public) :], limit, digest)
     return rows.slice(0, count), following
+
+
+def _check_values(
+    connection: duckdb.DuckDBPyConnection, wanted: Sequence[tuple[str, DataType, str]]
+) -> None:
+    """Raises QueryError for the first text that is no value of its column's type."""
+    cursor = connection.cursor()  # the other's transaction has failed
+    for name, type_, text in wanted:
+        sql = f"SELECT TRY_CAST({text_literal(text)} AS {store_type(type_)}) IS NULL"
+        if cursor.execute(sql).fetchall()[0][0]:
+            raise _no_value(name, type_, text)
+
+
+def _no_value(name: str, type_: DataType, text: str) -> QueryError:
+    return QueryError(
+        f"{text!r} is not a value of column {name}", hint=f"the column's type is {type_}"
+    )
 
 
 def _continued(places: Sequence[pa.ChunkedArray], limit: int, digest: str) -> tuple[int, str]:
@@ -112,9 +135,7 @@ def _column(view: StoredView, name: str) -> str:
 
 def _literal(name: str, type_: DataType, text: str) -> str:
     """Casts as strictly as JSON would: DuckDB alone takes 2.5 for the integer 3."""
-    wrong = QueryError(
-        f"{text!r} is not a value of column {name}", hint=f"the column's type is {type_}"
-    )
+    wrong = _no_value(name, type_, text)
     if "\x00" in text:
         raise wrong
     if type_.is_nested:

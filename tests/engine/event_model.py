@@ -140,9 +140,10 @@ def sessions(key: Key, gap: int) -> Finder:
                 found.append([event])
         return found
 
-    return _judged(
-        key, split, lambda found: (found[-1].time + gap,) * 2, lambda time: (time, time + gap)
-    )
+    def end(found: Sequence[Event]) -> Span:
+        return (found[-1].time + gap,) * 2
+
+    return _judged(key, split, end, lambda found, _: (found[0].time, end(found)[0]))
 
 
 def event_groups(
@@ -167,18 +168,24 @@ def event_groups(
             return found[-1].time, found[-1].time + 1
         return (found[0].time + timeout,) * 2
 
-    return _judged(key, split, end, lambda time: (time, time + timeout))
+    def missed(found: Sequence[Event], event: Event) -> Span:
+        """A group that the event would have opened is told with its timeout."""
+        if found[0] is event and not closes(event):
+            return event.time, event.time + timeout
+        return found[0].time, end(found)[0]
+
+    return _judged(key, split, end, missed)
 
 
 def _judged(
     key: Key,
     split: Callable[[Sequence[Event]], list[list[Event]]],
     end: Callable[[Sequence[Event]], Span],
-    alone: Callable[[int], Span],
+    missed: Callable[[Sequence[Event], Event], Span],
 ) -> Finder:
     """Windows made of the events that were applied: `split` finds them, `end` says where one ends
-    and when it is passed. An event is judged by its window as it is with those before it; one that
-    is set aside stands for the window it would have `alone`."""
+    and when it is passed. An event is judged by its window as it is with those before it; `missed`
+    says what is told of that window when the event is set aside."""
 
     def find(events: Sequence[Event], policy: Policy) -> Outcome:
         outcome = Outcome()
@@ -195,7 +202,7 @@ def _judged(
                     applied.append(event)
                     late |= {event.place} if is_late else set()
                 else:
-                    outcome.aside[event.place, alone(event.time)] += 1
+                    outcome.aside[event.place, missed(found[0], event)] += 1
             for one in split(applied):
                 span = (one[0].time, end(one)[0])
                 revision = sum(event.place in late for event in one)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from event_model import Event, Policy, regular, windowed
 
 from headrace.log.contract import Advance, Group
@@ -74,7 +75,9 @@ def revised(events: list[tuple[int, int, str]]) -> dict[tuple[int], tuple[int, i
     return {(row.span[0],): (len(row.events), row.revision) for row in rows}
 
 
-def test_what_was_set_aside_can_be_applied_later(make_rig: Callable[..., Any]) -> None:
+def test_what_was_set_aside_can_be_applied_later(
+    make_rig: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig = make_rig(STREAM.format(policy="side") + VIEWS)
     rig.start()
     events = [(0, 0, "a"), (0, 20, "a"), (0, 1, "b"), (0, 1, "a"), (0, 17, "c")]
@@ -82,6 +85,11 @@ def test_what_was_set_aside_can_be_applied_later(make_rig: Callable[..., Any]) -
     rig.settle()
     assert sided(rig, "tumbling") == Counter({(0, 2, 0): 1, (0, 3, 0): 1})
     assert rows_of(rig, "tumbling", "sensor")[(0, "a")]["n"] == 1
+    with monkeypatch.context() as patched:  # retention took an event
+        patched.setattr(rig.engine._reader, "oldest", lambda stream: (3, 0))
+        rig.control.apply_late("readings", "tumbling")
+        rig.engine.decide_what_was_asked()
+    assert sided(rig, "tumbling") == Counter({(0, 2, 0): 1})
     rig.control.apply_late("readings", None)
     rig.engine.decide_what_was_asked()
     assert not sided(rig, "tumbling")
@@ -127,6 +135,7 @@ def test_what_is_set_aside_keeps_its_clocks_and_columns_of_any_name(
     (row,) = batch.to_pylist()
     assert (row["view"], row["event_view"], row["_offset"]) == ("hourly", "v", 2)
     assert (row["_event_time"], row["_skew"]) == (EPOCH + dt.timedelta(hours=1), 5)
+    assert row["_quality"] == "corrected"
 
 
 def test_a_stream_that_halts_waits_for_a_decision(make_rig: Callable[..., Any]) -> None:

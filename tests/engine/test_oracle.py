@@ -171,7 +171,7 @@ def run_through(rig: Any, events: list[dict[str, Any]], data: st.DataObject) -> 
 
 
 @settings(
-    max_examples=12,
+    max_examples=8,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -6,6 +6,7 @@ import contextlib
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 
 import duckdb
 import pyarrow as pa
@@ -31,7 +32,9 @@ from headrace.model.errors import (
     StoreLockedError,
     ViewChangedError,
 )
+from headrace.model.settings import StoreSettings
 from headrace.store.contract import Counts, Store, StoreDeadLetter, TickWrite, ViewStatus
+from headrace.store.duck import open_store
 
 ONE = Decimal("1.00")
 
@@ -395,6 +398,19 @@ def test_a_second_opening_is_refused(open_backend: Opener) -> None:
     open_backend()
     with pytest.raises(StoreLockedError):
         open_backend()
+
+
+def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "store.duckdb"
+    store = open_store(file, StoreSettings())
+    store.claim()
+    store.close()
+    open_store(file, StoreSettings()).close()
+    with duckdb.connect(str(file)) as connection:
+        connection.execute("DELETE FROM _headrace.numbers WHERE name = 'format'")
+    with pytest.raises(StoreError, match="another version") as caught:
+        open_store(file, StoreSettings())
+    assert "filled again from the log" in caught.value.hint
 
 
 def test_answers_carry_the_tick_they_saw(store: Store) -> None:

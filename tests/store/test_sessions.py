@@ -172,7 +172,7 @@ def pages(store: Store, rows: int) -> Counter[Any]:
             return found
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     ticks=TICKS,
     is_keyed=st.booleans(),

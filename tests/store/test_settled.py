@@ -79,7 +79,7 @@ def judge(
     return [event for event, _ in staged if not verdicts.get(event.offset)], joined
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     ticks=st.lists(st.lists(RAW, min_size=1, max_size=8), min_size=1, max_size=8),
     timeout=st.sampled_from([1, 6, 20]),

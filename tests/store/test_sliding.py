@@ -151,7 +151,7 @@ REACH = st.sampled_from([0, 3, 12, None])
 
 
 @settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -35,7 +35,7 @@ CHECKPOINT_AFTER_SECONDS = 5.0
 HOLD_SECONDS = 1.0
 FAILURE_PAUSE_SECONDS = 0.5
 LATE_APPLIED_MAX = 5_000  # events set aside that one tick applies
-ASIDE_MAX = 10_000_000  # events set aside that a rebuilt view is asked for
+ASIDE_MAX = 10_000_000  # events set aside that a view is asked for
 
 
 class Publisher(Protocol):
@@ -252,11 +252,22 @@ class Engine:
         log.info("late event decided: %s", decision)
 
     def _apply_late(self, stream: str, view: LiveView) -> None:
-        while view.is_open:
-            places = self._store.sided(stream, view.name, LATE_APPLIED_MAX)
-            apply = partial(self._ticker.apply_late, view, places)
-            if not places or self._attempt(apply) is None:
-                return
+        """As far as the log still has them."""
+        oldest = self._reader.oldest(stream)
+        aside = self._store.sided(stream, view.name, ASIDE_MAX)
+        places = [(p, o) for p, o in aside if o >= oldest[p]]
+        if len(places) < len(aside):
+            gone = len(aside) - len(places)
+            log.warning("%s late events of view %s are not in the log any more", gone, view.name)
+        self._apply_places(view, places)
+
+    def _apply_places(self, view: LiveView, places: Sequence[tuple[int, int]]) -> bool:
+        for start in range(0, len(places), LATE_APPLIED_MAX):
+            some = places[start : start + LATE_APPLIED_MAX]
+            apply = partial(self._ticker.apply_late, view, some)
+            if not view.is_open or self._attempt(apply) is None:
+                return False
+        return True
 
     def _replay_late(self, view: LiveView) -> None:
         """A view that was rebuilt takes in again what had been applied to it afterwards, where it
@@ -265,12 +276,8 @@ class Engine:
         if not due or not view.is_open:
             return
         aside = self._store.sided(view.stream.name, view.name, ASIDE_MAX)
-        places = [place for place in aside if place in due]
-        for start in range(0, len(places), LATE_APPLIED_MAX):
-            some = places[start : start + LATE_APPLIED_MAX]
-            if self._attempt(partial(self._ticker.apply_late, view, some)) is None:
-                return
-        view.replays = tuple(r for r in view.replays if (r[0], r[1]) not in due)
+        if self._apply_places(view, [place for place in aside if place in due]):
+            view.replays = tuple(r for r in view.replays if (r[0], r[1]) not in due)
 
     def repair_what_was_asked(self) -> None:
         """Replace the rows that a proof found wrong, each request in a tick of its own."""

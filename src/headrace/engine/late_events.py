@@ -16,7 +16,7 @@ from headrace.engine.marks import DECISION
 from headrace.engine.questions import Questions
 from headrace.engine.source import OFFSET, PARTITION, WATERMARK, Range
 from headrace.engine.windows import Decision
-from headrace.log.contract import LogReader
+from headrace.log.contract import QUALITIES, QUALITY, LogReader
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import (
     BEYOND,
@@ -78,7 +78,10 @@ class LateFinder:
             }
         )
         for field in events.schema:
-            own = own.append_column(late_column(field.name), events.column(field.name))
+            column = events.column(field.name)
+            if field.name == QUALITY:
+                column = pa.array(QUALITIES).take(column.combine_chunks())
+            own = own.append_column(late_column(field.name), column)
         return own
 
     def _events(self, stream: Stream, late: pa.Table) -> pa.Table:

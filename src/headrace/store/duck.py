@@ -51,6 +51,7 @@ from headrace.store.views import Views
 
 __all__ = ["DuckStore", "open_store"]
 
+FORMAT = 1  # of the tables; one more whenever a store made before could not be read
 KEEP_UP_TICKS = 64
 _open_files: set[Path] = set()
 _open_files_lock = threading.Lock()
@@ -91,6 +92,7 @@ class DuckStore:
         self._connection = connect(file, settings)
         try:
             self._ledger = Ledger(self._connection)
+            self._check_format()
             self._views = Views(self._connection, self._ledger, self._transaction)
             self._late = Late(self._connection, self._transaction)
             self._seen = SeenStreams(self._connection)
@@ -111,6 +113,17 @@ class DuckStore:
             self._connection, settings, self._views, self._late, self._write_behind
         )
         self._is_closed = False
+
+    def _check_format(self) -> None:
+        """What the tables look like is no promise to the next version: the log is."""
+        found = self._ledger.number("format")
+        if found == 0 and self._ledger.number("generation") == 0:
+            self._ledger.set_number("format", FORMAT)
+        elif found != FORMAT:
+            raise StoreError(
+                f"the store {self._file} was made by another version of headrace",
+                hint="move the file away: the views are filled again from the log",
+            )
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -53,7 +53,7 @@ _OWN = (
     ("_applied_in_tick", "BIGINT"),
     ("_applied_at_offset", "BIGINT"),
 )
-_CLOCKS = (("_event_time", "TIMESTAMP"), ("_skew", "BIGINT"), ("_quality", "TINYINT"))
+_CLOCKS = (("_event_time", "TIMESTAMP"), ("_skew", "BIGINT"), ("_quality", "STRING"))
 _SLOT = "_sided_rows"
 
 

@@ -73,7 +73,7 @@ def test_one_fault_is_mended_without_a_double(ledger: Any, url: str, fault: str)
     assert _numbers(ledger, "payments") == list(range(10))
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=9, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     faults=st.lists(st.sampled_from([f for f in FAULTS if f != "slow"]), max_size=12),
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),

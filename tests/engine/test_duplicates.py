@@ -181,7 +181,7 @@ KEYS = (("name",), ("name", "amount"), ("sent", "level"), ("name", "at"))
 
 @pytest.mark.contract
 @settings(
-    max_examples=25,
+    max_examples=15,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -95,7 +95,7 @@ def placed(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @settings(
-    max_examples=5,
+    max_examples=3,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -188,7 +188,7 @@ def test_sessions_equal_the_model_and_spark(
     logged: list[Event] = []
 
     @settings(
-        max_examples=5,
+        max_examples=3,
         deadline=None,
         derandomize=True,
         database=None,

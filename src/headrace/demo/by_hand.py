@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -14,6 +15,8 @@ from headrace.model.errors import RefusedError, UnreachableError
 __all__ = ["ByHand"]
 
 ANSWER_SECONDS_MAX = 60
+RETRY_SECONDS = 0.2
+RETRIED_STATUSES = (429, 503)
 PAGE_ROWS = 1_000
 
 
@@ -35,12 +38,19 @@ class ByHand:
     def __exit__(self, *_: object) -> None:
         self._connection.close()
 
-    def send(self, body: bytes, key: str | None) -> dict[str, Any]:
-        """NDJSON to the shop's stream."""
-        headers = {"Content-Type": "application/x-ndjson"}
-        if key:
-            headers["Idempotency-Key"] = key
-        return self._call("POST", f"/v1/events?name={STREAM}", body, headers)
+    def send(self, body: bytes, key: str) -> dict[str, Any]:
+        """NDJSON to the shop's stream, tried again while the gateway is away: the key says that it
+        is the same request."""
+        headers = {"Content-Type": "application/x-ndjson", "Idempotency-Key": key}
+        ends_at = time.monotonic() + ANSWER_SECONDS_MAX
+        while True:
+            try:
+                return self._call("POST", f"/v1/events?name={STREAM}", body, headers)
+            except (UnreachableError, RefusedError) as error:
+                stays = isinstance(error, RefusedError) and error.status not in RETRIED_STATUSES
+                if stays or time.monotonic() >= ends_at:
+                    raise
+            time.sleep(RETRY_SECONDS)
 
     def page(
         self, view: str, order_by: str, limit: int = PAGE_ROWS, cursor: str | None = None

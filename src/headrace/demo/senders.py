@@ -211,7 +211,8 @@ class _Sender:
             self._client.send(STREAM, events)
         self._count_sent()
         if self._plan.faults and batches % BATCHES_PER_FAULT == 0:
-            answer = self._by_hand.send(b"\n".join(FAULTS), None)
+            key = f"shop-faults-{self._plan.seed}-{os.getpid()}-{batches}"
+            answer = self._by_hand.send(b"\n".join(FAULTS), key)
             self._count(2, answer["quarantined"])
 
     def _count(self, what: int, count: int) -> None:

@@ -9,14 +9,13 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
+from headrace.client.retry import RETRIED_STATUSES, pause_seconds
 from headrace.demo.shop import STREAM
 from headrace.model.errors import RefusedError, UnreachableError
 
 __all__ = ["ByHand"]
 
 ANSWER_SECONDS_MAX = 60
-RETRY_SECONDS = 0.2
-RETRIED_STATUSES = (429, 503)
 PAGE_ROWS = 1_000
 
 
@@ -43,6 +42,7 @@ class ByHand:
         is the same request."""
         headers = {"Content-Type": "application/x-ndjson", "Idempotency-Key": key}
         ends_at = time.monotonic() + ANSWER_SECONDS_MAX
+        attempts = 0
         while True:
             try:
                 return self._call("POST", f"/v1/events?name={STREAM}", body, headers)
@@ -50,7 +50,8 @@ class ByHand:
                 stays = isinstance(error, RefusedError) and error.status not in RETRIED_STATUSES
                 if stays or time.monotonic() >= ends_at:
                     raise
-            time.sleep(RETRY_SECONDS)
+            attempts += 1
+            time.sleep(pause_seconds(attempts))
 
     def page(
         self, view: str, order_by: str, limit: int = PAGE_ROWS, cursor: str | None = None

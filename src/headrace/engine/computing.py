@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -26,7 +25,7 @@ from headrace.engine.failures import data_failure
 from headrace.engine.judging import Judge
 from headrace.engine.late_events import LateFinder
 from headrace.engine.late_windows import JoinedWindows, count_rows
-from headrace.engine.marks import DECISION, Marks, judged_column, merged
+from headrace.engine.marks import DECISION, Marks, column_marks, judged_column, merged
 from headrace.engine.prepared import PartialTables, PreparedPlan
 from headrace.engine.questions import TIME, Questions
 from headrace.engine.source import OFFSET, PARTITION, WATERMARK, Range
@@ -216,20 +215,14 @@ class Computer:
 
     def _known_marks(self, stream: Stream, ranges: Sequence[Range], verdict: Verdict) -> Marks:
         """What is known of these events: which are duplicates, and the operator's decisions."""
-        found: dict[int, list[tuple[int, Decision]]] = {}
-        decisions = self._store.decisions(stream.name)
-        for d in decisions if stream.late_policy is LatePolicy.HALT else ():
+        known = Marks(verdict.excluded)
+        if stream.late_policy is not LatePolicy.HALT:
+            return known
+        decided: dict[int, list[tuple[int, int]]] = {}
+        for d in self._store.decisions(stream.name):
             if any(r.partition == d.partition and r.start <= d.offset < r.end for r in ranges):
-                mine = found.setdefault(d.partition, [])
-                mine.append((d.offset, Decision[d.decision.upper()]))
-        columns = {
-            partition: (
-                np.array([offset for offset, _ in mine], dtype=np.int64),
-                np.array([decision for _, decision in mine], dtype=np.int8),
-            )
-            for partition, mine in found.items()
-        }
-        return Marks(verdict.excluded, {DECISION: columns} if columns else {})
+                decided.setdefault(d.partition, []).append((d.offset, Decision[d.decision.upper()]))
+        return merged(known, column_marks(DECISION, decided)) if decided else known
 
     def _run(self, group: ViewGroup, ranges: Sequence[Range], marks: Marks) -> PartialTables:
         rows = sum(r.rows for r in ranges)
@@ -278,13 +271,12 @@ class Computer:
         """The partials of events that were set aside, turned to just the windows they missed; and
         how many of the events had been applied to no window."""
         ranges = tuple(Range(partition, offset, offset + 1) for partition, offset in places)
-        late: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        for partition in {partition for partition, _ in places}:
-            offsets = np.array([o for p, o in places if p == partition], dtype=np.int64)
-            late[partition] = (offsets, np.full(len(offsets), Judged.BEYOND, dtype=np.int8))
+        late: dict[int, list[tuple[int, int]]] = {}
+        for partition, offset in places:
+            late.setdefault(partition, []).append((offset, Judged.BEYOND))
         group = ViewGroup(view.stream, (view,), view.next_offsets, view.next_offsets, 0, False)
         known = self._known_marks(view.stream, ranges, Verdict())
-        marks = merged(known, Marks({}, {judged_column(view.name): late}))
+        marks = merged(known, column_marks(judged_column(view.name), late))
         tables = self._run(group, ranges, marks)
         found: PartialTables = {}
         for key, table in tables.items():

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.engine.late_windows import JoinedWindows
-from headrace.engine.marks import Marks, judged_column, judged_marks
+from headrace.engine.marks import Marks, column_marks, judged_column
 from headrace.engine.windows import Decision, Judged
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import CLOSES, LATE, OPENS, PANE, PASSED, POSITION, EventGroup, ViewPlan
@@ -150,7 +150,7 @@ def judge_groups(
                 windows[(event.partition, event.offset)] = (span.start, end)
         if (opens or closes) and _is_applied(event, judged, stream, decided):
             groups.apply(place, opens=opens, closes=closes)
-    return judged_marks(judged_column(plan.view), places), JoinedWindows(windows)
+    return column_marks(judged_column(plan.view), places), JoinedWindows(windows)
 
 
 def _in_log_order(near: pa.Table) -> Iterator[_Event]:

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from headrace.engine.group_judging import judge_groups
 from headrace.engine.groupings import groupings_of
 from headrace.engine.late_windows import JoinedWindows
-from headrace.engine.marks import DECISION, Marks, judged_column, judged_marks
+from headrace.engine.marks import DECISION, Marks, column_marks, judged_column
 from headrace.engine.questions import TIME, Questions
 from headrace.engine.source import OFFSET, PARTITION, WATERMARK, Range
 from headrace.engine.windows import Decision, Judged
@@ -143,7 +143,7 @@ class Judge:
                 windows[(event.partition, event.offset)] = (first, last + gap)
             if _is_applied(event, judged or Judged.IN_TIME, stream):
                 sessions.apply(event.time)
-        return judged_marks(judged_column(view.name), places), JoinedWindows(windows)
+        return column_marks(judged_column(view.name), places), JoinedWindows(windows)
 
     def _sessions(
         self, view: BoundView, keys: pa.Table, first: int, gap: int

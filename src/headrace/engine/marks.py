@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["DECISION", "MARK", "Marks", "judged_column", "judged_marks", "load_marks", "merged"]
+__all__ = ["DECISION", "MARK", "Marks", "column_marks", "judged_column", "load_marks", "merged"]
 
 MARK = "_mark_"
 DECISION = "_mark_decision"  # what an operator decided about a late event, see `Decision`
@@ -107,7 +107,7 @@ class Marks:
             writer.write_table(table)
 
 
-def judged_marks(column: str, places: Mapping[int, Sequence[tuple[int, int]]]) -> Marks:
+def column_marks(column: str, places: Mapping[int, Sequence[tuple[int, int]]]) -> Marks:
     """One column, from pairs of offset and value by partition, in any order."""
     columns = {}
     for partition, found in places.items():

@@ -28,7 +28,7 @@ from headrace.gateway.joined import Joined
 from headrace.gateway.metrics import Metrics
 from headrace.gateway.openapi import openapi_body
 from headrace.gateway.parameters import number_parameter, read_parameters, stream_parameter
-from headrace.gateway.problems import Response, problem_response
+from headrace.gateway.problems import Response, problem_response, unknown_stream
 from headrace.gateway.proxy import EngineProxy
 from headrace.gateway.reading import BodyReader
 from headrace.gateway.requests import (
@@ -166,12 +166,7 @@ class GatewayApp:
         stream = self._streams.get(name) or self._streams.get(name.lower())
         self._access.check(headers, scope.authority, f"ingest:{stream or name}")
         if stream is None:
-            raise RequestError(
-                404,
-                "unknown-stream",
-                f"there is no stream {name[:100]!r}" if name else "name=STREAM is missing",
-                hint=f"streams are {', '.join(s.name for s in self._project.streams) or 'none'}",
-            )
+            raise unknown_stream(name, self._project.streams)
         if self.is_draining:
             raise _stopping()
         self._committer.conservation.require(stream)
@@ -287,12 +282,7 @@ class GatewayApp:
     def _known_stream(self, name: str) -> str:
         known = self._streams.get(name) or self._streams.get(name.lower())
         if known is None:
-            raise RequestError(
-                404,
-                "unknown-stream",
-                f"there is no stream {name[:100]!r}",
-                hint=f"streams are {', '.join(s.name for s in self._project.streams) or 'none'}",
-            )
+            raise unknown_stream(name, self._project.streams)
         return known
 
     def _stream_of(self, path: str) -> str:

@@ -20,6 +20,7 @@ import msgspec
 from headrace.gateway.committer import Committer
 from headrace.gateway.decode_record import RecordError, read_timestamp
 from headrace.gateway.partitioning import partition_of_text
+from headrace.gateway.problems import unknown_stream
 from headrace.gateway.requests import PRODUCER_CHARACTERS_MAX
 from headrace.log.contract import (
     Advance,
@@ -144,12 +145,7 @@ class Heartbeats:
     def _add(self, heartbeat: _Heartbeat, received: int, beats: Beats) -> None:
         stream = self._streams.get(heartbeat.stream.lower())
         if stream is None:
-            raise RequestError(
-                404,
-                "unknown-stream",
-                f"there is no stream {heartbeat.stream[:100]!r}",
-                hint=f"streams are {', '.join(s.name for s in self._streams.values()) or 'none'}",
-            )
+            raise unknown_stream(heartbeat.stream, self._streams.values())
         is_end = heartbeat.finished and heartbeat.producer is not None
         if not is_end and (heartbeat.finished or heartbeat.complete_up_to is None):
             raise _bad("a heartbeat has complete_up_to, or a producer that is finished")

@@ -3,11 +3,14 @@ carried by a RequestError, and is documented in docs/reference/errors.md."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
+from headrace.model.definitions import Stream
 from headrace.model.errors import RequestError
 
-__all__ = ["Response", "problem_body", "problem_response"]
+__all__ = ["Response", "problem_body", "problem_response", "unknown_stream"]
 
 # status, headers, body: what a handler hands back to the server
 Response = tuple[int, list[tuple[str, str]], bytes]
@@ -42,6 +45,15 @@ def problem_body(status: int, code: str, detail: str, hint: str = "") -> bytes:
         "hint": hint,
     }
     return msgspec.json.encode(document)
+
+
+def unknown_stream(name: str, streams: Iterable[Stream]) -> RequestError:
+    return RequestError(
+        404,
+        "unknown-stream",
+        f"there is no stream {name[:100]!r}" if name else "name=STREAM is missing",
+        hint=f"streams are {', '.join(stream.name for stream in streams) or 'none'}",
+    )
 
 
 def problem_response(error: RequestError) -> Response:

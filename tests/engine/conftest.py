@@ -81,12 +81,19 @@ class Rig:
     recorder: Recorder = field(default_factory=Recorder)
 
     def append(self, stream: str, events: Sequence[Mapping[str, Any]], partition: int = 0) -> None:
+        self.append_parts(stream, {partition: events})
+
+    def append_parts(self, stream: str, parts: Mapping[int, Sequence[Mapping[str, Any]]]) -> None:
+        """In one group: partitions that begin together are not behind each other."""
         definition = self.project.stream(stream)
         assert definition is not None
         schema = stored_schema(definition)
-        rows = [{"_received_at": 0, **event} for event in events]
-        batch = pa.RecordBatch.from_pylist(rows, schema=schema)
-        self.writer.append(Group(batches=(PartitionBatch(stream, partition, batch),)))
+        batches = []
+        for partition, events in parts.items():
+            rows = [{"_received_at": 0, **event} for event in events]
+            batch = pa.RecordBatch.from_pylist(rows, schema=schema)
+            batches.append(PartitionBatch(stream, partition, batch))
+        self.writer.append(Group(tuple(batches)))
 
     def start(self) -> Engine:
         self.store = open_store(self.settings.store_file, self.settings.store)

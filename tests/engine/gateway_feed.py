@@ -131,8 +131,15 @@ class ExpectedLog:
     counts: Counter[str] = field(default_factory=Counter)
     _ends: Counter[int] = field(default_factory=Counter)
     _accepted: dict[Any, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
+    _before_group: dict[int, int] = field(default_factory=dict)
 
-    def take(self, sent: Sent, received: int) -> None:
+    def take(self, sent: Sequence[Sent], received: int) -> None:
+        """All in one group commit."""
+        self._before_group = dict(self.highest)
+        for one in sent:
+            self._take(one, received)
+
+    def _take(self, sent: Sent, received: int) -> None:
         known = self.numbers[sent.producer]
         highest_number = max(known, default=-1)
         self.counts["received"] += len(sent.records)
@@ -150,10 +157,17 @@ class ExpectedLog:
             self._append(time, {**record, "quality": quality})
 
     def advance(self, partition: int, maximum: int) -> None:
+        self._begin(partition)
         self.highest[partition] = max(maximum, self.highest.get(partition, maximum))
+
+    def _begin(self, partition: int) -> None:
+        """One that gets its first is put where the least advanced of the others was."""
+        if partition not in self.highest and self._before_group:
+            self.highest[partition] = min(self._before_group.values())
 
     def complete(self, up_to: int) -> None:
         """A heartbeat of the whole stream: no watermark is before that."""
+        self._before_group = dict(self.highest)
         for partition in range(self.stream.partitions):
             self.advance(partition, up_to + self.stream.delay_microseconds)
 
@@ -193,6 +207,7 @@ class ExpectedLog:
         partition = int(partitions_of_rows(keys, self.stream.partitions)[0])
         place = (partition, self._ends[partition])
         self._ends[partition] += 1
+        self._begin(partition)
         before = self.before[place] = self.highest.get(partition)
         self.advance(partition, time)
         watermark = None if before is None else before - self.stream.delay_microseconds

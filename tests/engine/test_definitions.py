@@ -132,7 +132,7 @@ def test_what_was_complete_stays_complete(make_rig: Callable[..., Any]) -> None:
     rig.start()
     take(rig, [event(seconds=60)])
     complete = rig.control.watermark("a")
-    rig.append("t", [event(seconds=10)], partition=1)  # the first of its partition
+    rig.append("t", [event(seconds=10)], partition=1)  # the first of its partition: late
     rig.settle()
     assert rig.control.watermark("a") == complete
     rig.append("t", [event(seconds=90)], partition=1)

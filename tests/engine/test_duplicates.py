@@ -86,14 +86,16 @@ class Judged:
     store: Store | None = None
     generation: int = 0
 
-    def append(self, partition: int, events: Sequence[Event]) -> None:
+    def append(self, events: Sequence[Event], *partitions: int) -> None:
+        """The same events to each of these partitions."""
         self.directory.mkdir(parents=True, exist_ok=True)
         writer = open_writer(self.directory, [self.stream], LogSettings(), GatewaySettings())
         rows = [{"_received_at": 0, **event} for event in events]
         batch = pa.RecordBatch.from_pylist(rows, schema=stored_schema(self.stream))
-        writer.append(Group(batches=(PartitionBatch(self.stream.name, partition, batch),)))
+        writer.append(Group(tuple(PartitionBatch(self.stream.name, p, batch) for p in partitions)))
         writer.close()
-        self.ends[partition] += len(events)
+        for partition in partitions:
+            self.ends[partition] += len(events)
 
     def open(self, name: str = "store") -> None:
         self.store = open_store(self.directory / f"{name}.duckdb", StoreSettings())
@@ -206,14 +208,15 @@ def test_duplicates_are_those_of_the_definition(
 ) -> None:
     stream = stream_of(within, delay, columns)
     judged = Judged(tmp_path_factory.mktemp("log"), stream)
-    log: list[list[Event]] = [[] for _ in range(PARTITIONS)]
+    judged.append([{**_EMPTY}], *range(PARTITIONS))  # which begin together
+    log: list[list[Event]] = [[{**_EMPTY}] for _ in range(PARTITIONS)]
     rows = st.sampled_from([1, 3, 10, 100])
     hash_sql = "hash({}) % 2" if collide else seen.HASH_SQL
     with patched(HASH_SQL=hash_sql, INDEXED_ROWS_MAX=indexed, PRUNE_TICKS=2):
         judged.open()
         for number, events in enumerate(batches):
             partition = number % PARTITIONS
-            judged.append(partition, events or [{**_EMPTY}])
+            judged.append(events or [{**_EMPTY}], partition)
             log[partition] += events or [{**_EMPTY}]
             for action in data.draw(st.lists(st.sampled_from(ACTIONS), max_size=3)):
                 ranges = judged.waiting(data.draw(rows))
@@ -259,7 +262,7 @@ def _check_kept(judged: Judged, log: list[list[Event]]) -> None:
     """Some events far ahead, and nothing is kept of what came before them."""
     ahead = {**_EMPTY, "at": EPOCH + dt.timedelta(days=1)}
     for _ in range(4):  # the first moves the watermark, which the next see
-        judged.append(0, [ahead])
+        judged.append([ahead], 0)
         log[0].append(ahead)
         judged.drain(1)
     assert set(judged.kept_marks(0)) == {int(ahead["at"].timestamp()) * SECOND}
@@ -273,7 +276,7 @@ def test_an_event_within_the_interval_of_the_watermark_meets_all_it_may_equal(
     stream = stream_of(within=10, delay=5, columns=("name",))
     judged = Judged(tmp_path, stream)
     at = [0, 25, 10]  # W = 20 before the last: it is as far behind as `within`
-    judged.append(0, [{**_EMPTY, "name": "ab"[s == 25], "at": _time(s)} for s in at])
+    judged.append([{**_EMPTY, "name": "ab"[s == 25], "at": _time(s)} for s in at], 0)
     judged.open()
     judged.drain(1)
     assert judged.recorded(0, 0, 3) == [2]
@@ -285,7 +288,7 @@ def test_a_very_late_event_sent_twice_is_recognised(tmp_path: Path) -> None:
     stream = stream_of(within=10, delay=5, columns=("name",))
     judged = Judged(tmp_path, stream)
     at = [100_000, 7, 7]
-    judged.append(0, [{**_EMPTY, "at": _time(s)} for s in at])
+    judged.append([{**_EMPTY, "at": _time(s)} for s in at], 0)
     judged.open()
     judged.drain(1)
     assert judged.recorded(0, 0, 3) == [2]
@@ -295,7 +298,7 @@ def test_a_very_late_event_sent_twice_is_recognised(tmp_path: Path) -> None:
 @pytest.mark.contract
 def test_another_definition_is_judged_anew(tmp_path: Path) -> None:
     judged = Judged(tmp_path, stream_of(within=10, delay=5, columns=("name",)))
-    judged.append(0, [{**_EMPTY, "level": level, "at": _time(0)} for level in (1.0, 2.0, 1.0)])
+    judged.append([{**_EMPTY, "level": level, "at": _time(0)} for level in (1.0, 2.0, 1.0)], 0)
     judged.open()
     judged.drain(10)
     assert judged.recorded(0, 0, 3) == [1, 2]

@@ -155,10 +155,10 @@ def run_through(rig: Any, events: list[dict[str, Any]], data: st.DataObject) -> 
     """In pieces of ten, with ticks and losses in between."""
     rig.start()
     for start in range(0, len(events), 10):
-        for partition in (0, 1):
-            mine = [e for e in events[start : start + 10] if e["_partition"] == partition]
-            if mine:
-                rig.append("transactions", mine, partition)
+        parts: dict[int, list[dict[str, Any]]] = {}
+        for event in events[start : start + 10]:
+            parts.setdefault(event["_partition"], []).append(event)
+        rig.append_parts("transactions", parts)
         action = data.draw(st.sampled_from(["go on", "tick", "settle", "crash"]), label="action")
         if action == "tick":
             rig.engine.step()

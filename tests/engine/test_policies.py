@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -75,13 +75,15 @@ class Run:
         for policy in policies:
             if policy == "halted" and len(self.taken) >= FIRST_EVENTS:
                 continue
-            for partition in (0, 1):
-                mine = [e for e in events if e.partition == partition]
-                if mine:
-                    self.rig.append(policy, [e.stored() for e in mine], partition)
-                    newest = max(e.at for e in mine)
-                    known = self.highest.get((policy, partition), newest)
-                    self.highest[(policy, partition)] = max(known, newest)
+            parts: dict[int, list[Event]] = defaultdict(list)
+            for event in events:
+                parts[event.partition].append(event)
+            stored = {p: [e.stored() for e in mine] for p, mine in parts.items()}
+            self.rig.append_parts(policy, stored)
+            for partition, mine in parts.items():
+                newest = max(e.at for e in mine)
+                known = self.highest.get((policy, partition), newest)
+                self.highest[(policy, partition)] = max(known, newest)
             self.waiting[policy] = events
         self.taken += events
 

@@ -70,13 +70,6 @@ class Truth:
         (action,) = self.random.choices(list(actions), list(actions.values()))
         action()
 
-    def fill_partitions(self) -> None:
-        """A partition that has its first event later than others moves no watermark back, which is
-        a matter of ticks: here all have theirs at once."""
-        records = [self._record(key, 0, 0, None) for key in "abcdefgh"]
-        self._deliver([self._request("p", records, None)])
-        assert all(self.log.ends)
-
     def send(self) -> None:
         self._deliver([self._made() for _ in range(self.random.choice([1, 1, 2]))])
 
@@ -128,8 +121,7 @@ class Truth:
     def _deliver(self, sent: Sequence[Sent]) -> None:
         self.feed.send(sent, self.now)
         self.requests += sent
-        for one in sent:
-            self.log.take(one, self.now)
+        self.log.take(sent, self.now)
         self._decide_some()
 
     def beat(self) -> None:
@@ -381,7 +373,6 @@ def test_everything_is_true_at_once(
     rig = make_rig(definitions(word), _ticks_of(random.choice([5, 12, 40, 1_000])))
     truth = Truth(rig, word, random)
     rig.start()
-    truth.fill_partitions()
     for _ in range(actions):
         truth.act()
     truth.rig.settle()

@@ -40,9 +40,9 @@ def test_an_advance_takes_no_offset_and_stands_before_the_next_event(
     writer, reader = backend.writer([stream]), backend.reader([stream])
     assert reader.maxima("transactions") == (NO_EVENT_TIME,) * 3
     writer.append(timed(shop, stream, 0, [100, 50]))
-    writer.append(Group(advances=(advance(0, 500, "heartbeat", "p-1"), advance(2, 70))))
+    writer.append(Group(advances=(advance(0, 500, "heartbeat", "p-1"), advance(2, 170))))
     assert reader.ends("transactions") == (2, 0, 0)
-    assert reader.maxima("transactions") == (500, NO_EVENT_TIME, 70)
+    assert reader.maxima("transactions") == (500, NO_EVENT_TIME, 170)
     assert [reader.maximum("transactions", 0, offset) for offset in range(3)] == [
         NO_EVENT_TIME,
         100,
@@ -63,6 +63,42 @@ def test_an_advance_takes_no_offset_and_stands_before_the_next_event(
         replace(advance(0, 500, "heartbeat", "p-1"), offset=2)
     ]
     assert list(reader.advances("transactions", 0, 3, 4)) == []
+
+
+def test_a_partition_that_begins_later_begins_where_the_least_advanced_one_is(
+    backend: Any, shop: Any
+) -> None:
+    """Before the group: what else comes in it is not known to be before."""
+    stream = shop.stream()
+    writer, reader = backend.writer([stream]), backend.reader([stream])
+
+    def to(partition: int, first: int, times: list[int]) -> PartitionBatch:
+        batch = shop.batch(stream, first, len(times), times=times)
+        return PartitionBatch("transactions", partition, batch)
+
+    writer.append(Group((to(0, 0, [100, 50]), to(2, 2, [70]))))  # all at once: nobody is ahead
+    assert reader.maximum("transactions", 2, 0) == NO_EVENT_TIME
+    writer.append(Group((to(2, 3, [300]), to(1, 4, [10, 90]), to(1, 6, [60]))))
+    assert [reader.maximum("transactions", 1, offset) for offset in range(4)] == [70, 70, 90, 90]
+    (piece,) = reader.read("transactions", 1, 0, 3)
+    assert (piece.maximum_before, piece.maxima) == (70, ())
+    expected = replace(advance(1, 70, "first"), offset=0)
+    assert list(reader.advances("transactions", 1, 0, 3)) == [expected]
+    writer.append(Group((to(1, 7, [20]),)))
+    assert list(reader.advances("transactions", 1, 0, 4)) == [expected], "only once"
+    writer.close()
+    writer = backend.writer([stream])
+    assert [reader.maximum("transactions", 1, offset) for offset in range(4)] == [70, 70, 90, 90]
+    assert reader.maxima("transactions") == (100, 90, 300)
+
+
+def test_a_first_heartbeat_that_is_behind_takes_nothing_back(backend: Any, shop: Any) -> None:
+    stream = shop.stream()
+    writer, reader = backend.writer([stream]), backend.reader([stream])
+    writer.append(timed(shop, stream, 0, [100]))
+    behind = (advance(1, 30, "heartbeat"), advance(2, 130, "heartbeat"))
+    writer.append(Group(advances=behind))
+    assert reader.maxima("transactions") == (100, 100, 130)
 
 
 def test_an_advance_that_raises_nothing_is_not_stored(backend: Any, shop: Any) -> None:

@@ -242,6 +242,10 @@ class Model:
         for group_number, parts in enumerate(self.stored):
             assert writer.receipt(b"%d" % group_number) is not None
             present += max(sum(rows for _, rows in parts), 1)
+            for at in {at for at, rows in parts if at < 2 and (rows or group_number % 2)}:
+                begun = [m[-1] for m in (maxima[0], maxima[1]) if m != [NO_EVENT_TIME]]
+                if maxima[at] == [NO_EVENT_TIME] and begun:
+                    maxima[at] = [min(begun)]
             for at, rows in parts:
                 ids = range(group_number * 1_000, group_number * 1_000 + rows)
                 expected[at] += ids

@@ -139,15 +139,15 @@ def test_who_brought_a_partition_furthest_outlives_the_writer(embedded: Any, sho
     send(0, 3, "b")  # behind
     send(1, 5, "b")
     send(1, 7, "b")
-    writer.append(Group(advances=(Advance("transactions", 2, 50, "heartbeat", "c"),)))
-    expected = [Holder(0, 6_000, "a"), Holder(1, 8_000, "b"), Holder(2, 50, "c")]
+    writer.append(Group(advances=(Advance("transactions", 2, 50_000, "heartbeat", "c"),)))
+    expected = [Holder(0, 6_000, "a"), Holder(1, 8_000, "b"), Holder(2, 50_000, "c")]
     for is_checkpointed in (False, True, False):
         assert holders() == expected
         if is_checkpointed:
             writer.checkpoint()
         writer.close()
         writer = embedded.writer([stream])
-    writer.append(Group(advances=(Advance("transactions", 2, 60, "idle"),)))
+    writer.append(Group(advances=(Advance("transactions", 2, 60_000, "idle"),)))
     send(0, 9, "")
     send(1, 9, "b")
     writer.close()

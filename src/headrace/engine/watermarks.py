@@ -24,7 +24,8 @@ class Watermark:
 
 def read_watermark(reader: LogReader, stream: Stream, offsets: Sequence[int]) -> Watermark:
     """Of a view that stands at these offsets. A partition that never had an event or a heartbeat
-    counts as idle. It may step back when such a partition gets its first."""
+    holds nothing back: when it gets its first, it begins where the least advanced of the others
+    is (log/contract.py, Group), so that the view's watermark never steps back."""
     marks = _marks(reader, stream, offsets)
     if not marks:
         return Watermark(None)
@@ -46,13 +47,19 @@ def settled_times(reader: LogReader, stream: Stream, offsets: Sequence[int]) -> 
 
 
 def _marks(reader: LogReader, stream: Stream, offsets: Sequence[int]) -> dict[int, int]:
-    """The highest event times of the partitions that have one."""
+    """The highest event times of the partitions that have one. Those without are asked again when
+    all others have been read: one that still has none will begin no earlier than these."""
     marks: dict[int, int] = {}
-    for partition, offset in enumerate(offsets):
-        try:
-            highest = reader.maximum(stream.name, partition, offset)
-        except LogOffsetError:
-            continue  # retention took what was before it
-        if highest != NO_EVENT_TIME:
-            marks[partition] = highest
+    for _ in range(2):
+        for partition, offset in enumerate(offsets):
+            if partition in marks:
+                continue
+            try:
+                highest = reader.maximum(stream.name, partition, offset)
+            except LogOffsetError:
+                continue  # retention took what was before it
+            if highest != NO_EVENT_TIME:
+                marks[partition] = highest
+        if len(marks) == len(offsets):
+            break
     return marks

@@ -2,7 +2,7 @@
 
 A partition without events for the stream's idle time is put where the slowest of the active ones
 is, and follows it from then on; when all are idle, at the clock less the delay. Partitions that
-never had an event or an advance hold nothing back and are left alone.
+have not begun hold nothing back and are left alone.
 """
 
 from __future__ import annotations

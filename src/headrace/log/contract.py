@@ -233,7 +233,7 @@ class Advance:
     """A control record: as if an event with this event time had come, so that the watermark moves
     on where none comes. It takes no offset: it stands before the event at the offset where the
     partition ended. One that would raise nothing is not stored. `reason` says who moved it on
-    (`heartbeat`, `idle`), `producer` for whom."""
+    (`heartbeat`, `idle`; `first`: the log itself, see Group), `producer` for whom."""
 
     stream: str
     partition: int
@@ -246,7 +246,12 @@ class Advance:
 @dataclass(frozen=True)
 class Group:
     """One group commit: stored whole or not at all, with one fsync whatever it touches. The
-    advances come after the batches; of several for a partition the furthest counts."""
+    advances come after the batches; of several for a partition the furthest counts.
+
+    A partition that gets its first events or advance when others of the stream have some begins
+    where the least advanced of them was before the group: the log puts an advance before. So what
+    was complete stays complete, and who is late does not depend on which partition has begun.
+    """
 
     batches: tuple[PartitionBatch, ...] = ()
     receipts: tuple[Receipt, ...] = ()

@@ -14,11 +14,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 __all__ = [
     "ALIGNMENT",
     "HEADER_BYTES",
     "FrameHeader",
     "fsync_directory",
+    "newest_time",
     "padding",
     "parse_frame_header",
     "replace_file",
@@ -114,3 +119,11 @@ def replace_file(file: Path, buffers: Sequence[Any]) -> None:
         os.close(descriptor)
     temporary.replace(file)
     fsync_directory(file.parent)
+
+
+def newest_time(times: pa.Array) -> int:
+    """The highest of the times (microseconds) that a frame's header is to give."""
+    if times.null_count:
+        return int(pc.max(times).value)
+    numbers = np.frombuffer(times.buffers()[1], dtype=np.int64)
+    return int(numbers[times.offset : times.offset + len(times)].max())

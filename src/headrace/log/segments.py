@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headrace.log.contract import NO_EVENT_TIME
 from headrace.log.frames import (
     HEADER_BYTES,
     FrameHeader,
@@ -141,8 +142,8 @@ class PartitionFiles:
         self.segment_bytes_max = segment_bytes_max
         self.segments: list[Segment] = []
         self.end = 0
-        self.maximum = -(2**63)
-        self.received = -(2**63)
+        self.maximum = NO_EVENT_TIME
+        self.received = NO_EVENT_TIME
         self.unsynced: set[Path] = set()
         self._active = directory
         self._descriptor = -1
@@ -162,6 +163,11 @@ class PartitionFiles:
     def bounds(self) -> tuple[int, int, int]:
         """What readers are shown."""
         return self.start, self.end, self.maximum
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether an event or an advance has come."""
+        return self.maximum != NO_EVENT_TIME
 
     def adopt(
         self,
@@ -228,7 +234,7 @@ class PartitionFiles:
         head = make_head(self.end, self.maximum, self.received, self.slot, self.schema)
         replace_file(segment_file(self.directory, self.end), [head])
         self._position, self._index_position = len(head), 0
-        self.segments[-1] = Segment(self.end, self.end, len(head), -(2**63))
+        self.segments[-1] = Segment(self.end, self.end, len(head), NO_EVENT_TIME)
         try:
             self._open(self.end)
             os.ftruncate(self._index_descriptor, 0)
@@ -247,7 +253,7 @@ class PartitionFiles:
         os.ftruncate(self._descriptor, 0)
         self._position = write_all(self._descriptor, [head], 0)
         self._index_position = 0
-        self.segments.append(Segment(self.end, self.end, len(head), -(2**63)))
+        self.segments.append(Segment(self.end, self.end, len(head), NO_EVENT_TIME))
         self.unsynced.add(segment_file(self.directory, self.end))
 
     def mark(self) -> Mark:

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.log.advances import encode_advance
 from headrace.log.commits import Commits
@@ -32,7 +28,7 @@ from headrace.log.deadletters import (
     encode_resolved,
     resolved_numbers,
 )
-from headrace.log.frames import PAYLOAD_BYTES_MAX, FrameHeader
+from headrace.log.frames import PAYLOAD_BYTES_MAX, FrameHeader, newest_time
 from headrace.log.holders import Place
 from headrace.log.journal import Frame
 from headrace.log.layout import LETTERS_SLOT, RESOLVED_SLOT, StreamLayout
@@ -114,7 +110,9 @@ class EmbeddedWriter:
             # 2.
             reached: dict[int, tuple[int, int]] = {}
             raised: dict[Place, tuple[int, str]] = {}
-            frames, places = self._event_frames(group.batches, reached, raised)
+            frames = self._advance_frames(self._beginnings(group), reached, raised)
+            events, places = self._event_frames(group.batches, reached, raised)
+            frames += events
             frames += self._advance_frames(group.advances, reached, raised)
             frames += self._letter_frames(group.dead)
             receipts = [*group.receipts, *self._commits.producers.holders.note(raised)]
@@ -237,6 +235,21 @@ class EmbeddedWriter:
                 os.close(self._lock)
                 self._lock = -1
 
+    def _beginnings(self, group: Group) -> Iterator[Advance]:
+        """For each partition that gets its first while others have something. Where none has, all
+        of the group begin at once, and none is ahead."""
+        places = {(item.stream, item.partition) for item in group.batches if item.batch.num_rows}
+        places.update((advance.stream, advance.partition) for advance in group.advances)
+        partitions = self._commits.partitions
+        for stream, partition in sorted(places):
+            known = self._known(stream, partition)
+            if not partitions[known.slot + partition].has_begun:
+                slots = range(known.slot, known.slot + known.partitions)
+                begun = [partitions[slot] for slot in slots if partitions[slot].has_begun]
+                if begun:
+                    least = min(files.maximum for files in begun)
+                    yield Advance(stream, partition, least, "first")
+
     def _event_frames(
         self,
         batches: Sequence[PartitionBatch],
@@ -262,10 +275,10 @@ class EmbeddedWriter:
                     f"a batch of {payload.size} bytes is more than a frame can hold",
                     hint="split it",
                 )
-            received = _newest(batch.column(RECEIVED_AT))
+            received = newest_time(batch.column(RECEIVED_AT))
             newest = received
             if known.clock != RECEIVED_AT:
-                newest = _newest(batch.column(known.clock))
+                newest = newest_time(batch.column(known.clock))
             header = FrameHeader(
                 payload.size,
                 zlib.crc32(payload),
@@ -286,7 +299,7 @@ class EmbeddedWriter:
 
     def _advance_frames(
         self,
-        advances: Sequence[Advance],
+        advances: Iterable[Advance],
         reached: dict[int, tuple[int, int]],
         raised: dict[Place, tuple[int, str]],
     ) -> list[Frame]:
@@ -305,6 +318,7 @@ class EmbeddedWriter:
                 maxima = (maximum, advance.maximum_microseconds)
                 payload = encode_advance(advance)
                 frames.append(self._frame(slot, end, 0, payload, files.received, maxima))
+                reached[slot] = (end, maxima[1])
                 raised[advance.stream, advance.partition] = (maxima[1], advance.producer)
         return frames
 
@@ -373,13 +387,6 @@ class EmbeddedWriter:
     def _publish_drop(self, dropped: int) -> None:
         self._commits.dead_letters_dropped += dropped
         self._commits.publish([LETTERS_SLOT, RESOLVED_SLOT])
-
-
-def _newest(times: pa.Array) -> int:
-    if times.null_count:
-        return int(pc.max(times).value)
-    numbers = np.frombuffer(times.buffers()[1], dtype=np.int64)
-    return int(numbers[times.offset : times.offset + len(times)].max())
 
 
 def _spell(schema: object) -> str:

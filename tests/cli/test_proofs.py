@@ -1,7 +1,12 @@
-"""`headrace reconcile` and `headrace why` as commands: real processes, a project up and down."""
+"""`headrace reconcile` and `headrace why` as commands, of a project that is up and down.
+
+One proof runs in a process of its own with a Spark of its own, as users run it. The others run in
+this process and borrow the Spark of the whole run: starting one takes ten times as long as a proof.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -9,12 +14,16 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
 
 from headrace.demo.upright import Upright
+from headrace.proof import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.end_to_end
 DEFINITIONS = """
@@ -62,6 +71,11 @@ class Shop:
         with urllib.request.urlopen(urllib.request.Request(url, data=lines), timeout=30) as answer:
             assert answer.status == 200
 
+    def is_behind(self) -> bool:
+        with urllib.request.urlopen(f"{self.url}/v1/status", timeout=30) as answer:
+            views = json.load(answer)["views"].values()
+        return any(view["pending_events"] for view in views)
+
     def run(self, *words: str) -> tuple[int, str, str]:
         """In a process of its own, as users run it."""
         command = [sys.executable, "-m", "headrace", *words, "--project", str(self.folder)]
@@ -74,10 +88,29 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     made = Shop(tmp_path_factory.mktemp("proofs") / "shop")
     made.send(b"".join(_line(n, n if n % 10 else max(0, n - 25)) for n in range(60)))
     deadline = time.monotonic() + 60
-    while json.loads(made.run("status", "--json")[1])["views"]["income"]["pending_events"]:
+    while made.is_behind():
         assert time.monotonic() < deadline
+        time.sleep(0.1)
     yield made
     made.down()
+
+
+@pytest.fixture
+def proof(
+    shop: Shop,
+    spark: SparkSession,
+    monkeypatch: pytest.MonkeyPatch,
+    headrace: Callable[..., Any],
+) -> Iterator[Callable[..., Any]]:
+    """The command in this process, on the Spark of the whole run, set as one of its own is."""
+    lent = {**session.SETTINGS, "spark.sql.shuffle.partitions": "1"}
+    before = {name: spark.conf.get(name) for name in lent}
+    for name, value in lent.items():
+        spark.conf.set(name, value)
+    monkeypatch.setattr(session, "own_spark", lambda *_: contextlib.nullcontext(spark))
+    yield lambda *words: headrace(*words, "--project", shop.folder)
+    for name, value in before.items():
+        spark.conf.set(name, value)
 
 
 def test_a_running_project_is_proven(shop: Shop) -> None:
@@ -91,34 +124,34 @@ def test_a_running_project_is_proven(shop: Shop) -> None:
     assert list((shop.folder / ".headrace" / "run").glob("proof-*")) == []
 
 
-def test_why_a_row_is_as_it_is(shop: Shop) -> None:
+def test_why_a_row_is_as_it_is(proof: Callable[..., Any]) -> None:
     row = ("why", "income", "since=2026-01-01T00:00:20Z", "who=w2")
-    code, out, err = shop.run(*row, "--json")
-    assert code == 0, err
-    document = json.loads(out)
+    said = proof(*row, "--json")
+    assert said.code == 0, said.err
+    document = said.document
     assert document["row"]["payments"] == len(document["events"])
     late = [event for event in document["events"] if event["fate"] == "late"]
     assert [event["event"]["id"] for event in late] == [50]
     assert [r["offset"] for r in document["revisions"]] == [50]
     assert document["revisions"][0]["tick"] >= 1
-    code, out, err = shop.run(*row)
-    assert code == 0, err
-    assert "revision 1 in tick" in out
-    assert shop.run("why", "income", "who=nobody")[0] == 1
-    code, _, err = shop.run("why", "income", "who=w1")
-    assert code == 2
-    assert "name more columns" in err
-    assert shop.run("why", "income", "who")[0] == 2
+    said = proof(*row)
+    assert said.code == 0, said.err
+    assert "revision 1 in tick" in said.out
+    assert proof("why", "income", "who=nobody").code == 1
+    said = proof("why", "income", "who=w1")
+    assert said.code == 2
+    assert "name more columns" in said.err
+    assert proof("why", "income", "who").code == 2
 
 
-def test_an_unknown_view_is_a_mistake(shop: Shop) -> None:
-    code, _, err = shop.run("reconcile", "nothing")
-    assert code == 2
-    assert "defines no view 'nothing'" in err
+def test_an_unknown_view_is_a_mistake(proof: Callable[..., Any]) -> None:
+    said = proof("reconcile", "nothing")
+    assert said.code == 2
+    assert "defines no view 'nothing'" in said.err
 
 
 def test_a_project_that_is_down_is_proven_from_its_store(
-    shop: Shop, tmp_path: Path, headrace: Callable[..., Any]
+    shop: Shop, proof: Callable[..., Any]
 ) -> None:
     """The last test of this file: afterwards the project is down."""
     shop.down()
@@ -128,27 +161,27 @@ def test_a_project_that_is_down_is_proven_from_its_store(
         assert "is held by another process" in err
         held.execute("UPDATE _headrace.state_0 SET _rows = _rows + 1 WHERE who = 'w1'")
         held.execute("UPDATE _headrace.state_1 SET _rows = _rows + 1 WHERE who = 'w2'")
-    code, out, err = shop.run("reconcile", "income", "--json", "--limit", "2")
-    assert code == 1, err
-    document = json.loads(out)
+    said = proof("reconcile", "income", "--json", "--limit", "2")
+    assert said.code == 1, said.err
+    document = said.document
     assert document["different"] > 2
     assert len(document["differences"]) == 2
     one = document["differences"][0]
     assert one["stored"]["payments"] == one["proven"]["payments"] + 1
     assert document["repaired"] is None
     shop.up()
-    code, out, err = shop.run("reconcile", "income", "--repair")
-    assert code == 0, err
-    assert f"{document['different']} rows were replaced in tick {document['tick'] + 1}" in out
+    said = proof("reconcile", "income", "--repair")
+    assert said.code == 0, said.err
+    assert f"{document['different']} rows were replaced in tick {document['tick'] + 1}" in said.out
     after = str(document["tick"])
-    tailed = shop.run("tail", "income", "--after", after, "--ticks", "1", "--json")[1]
-    assert len(json.loads(tailed)["after"]) == document["different"]
-    code, out, err = shop.run("reconcile", "visits", "--repair", "--json")
-    assert code == 0, err
-    mended = json.loads(out)
+    tailed = proof("tail", "income", "--after", after, "--ticks", "1", "--json")
+    assert len(tailed.document["after"]) == document["different"]
+    said = proof("reconcile", "visits", "--repair", "--json")
+    assert said.code == 0, said.err
+    mended = said.document
     assert mended["different"] == mended["repaired"]["rows"] > 2
     shop.down()
     (shop.folder / "payments.sql").write_text(DEFINITIONS.replace("10 seconds", "20 seconds"))
-    code, _, err = shop.run("reconcile", "income")
-    assert code == 2
-    assert "the definition of view income changed" in err
+    said = proof("reconcile", "income")
+    assert said.code == 2
+    assert "the definition of view income changed" in said.err

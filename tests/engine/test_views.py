@@ -74,6 +74,14 @@ def test_no_partition_starves_behind_a_long_one() -> None:
     assert {r.partition: r.rows for r in choose_ranges(group)} == {0: 90, 1: 10}
 
 
+def test_a_view_alone_takes_one_partition_after_the_other() -> None:
+    """Else an event that fails at the head of one keeps the others at one row per tick."""
+    alone = view("a", 3, 0)
+    alone.isolation = Isolation(target=(1_000_000, 10), rows_max=100)
+    (group,) = group_views([alone], {"s": (1_000_000, 10)}, 1_000)
+    assert choose_ranges(group) == (Range(0, 3, 103),)
+
+
 @given(
     rows=st.lists(st.integers(1, 40), min_size=1, max_size=6),
     parts=st.integers(1, 5),

@@ -160,7 +160,9 @@ def up_to_replays(group: ViewGroup) -> ViewGroup:
 
 def choose_ranges(group: ViewGroup) -> tuple[Range, ...]:
     """The next events of the group, at most `rows_max`, taken from all partitions alike so that
-    none starves; a partition that is already at the limit gives none."""
+    none starves; a partition that is already at the limit gives none. A view that goes alone takes
+    one partition after the other: beside an event that fails it could take the events of others
+    only one by one."""
     room = group.rows_max
     waiting = {
         partition: limit - start
@@ -169,6 +171,8 @@ def choose_ranges(group: ViewGroup) -> tuple[Range, ...]:
         )
         if limit > start
     }
+    if any(view.isolation is not None for view in group.views):
+        waiting = dict(list(waiting.items())[:1])
     taken = dict.fromkeys(waiting, 0)
     while waiting and room > 0:
         share = max(1, room // len(waiting))

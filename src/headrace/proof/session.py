@@ -16,11 +16,11 @@ from headrace.model.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["own_spark", "scratch"]
+__all__ = ["SETTINGS", "own_spark", "scratch"]
 
 LEFT_SECONDS_MAX = 24 * 3600  # what a killed command left is removed after so long
 
-_SETTINGS = {
+SETTINGS = {
     "spark.sql.adaptive.enabled": "true",  # a proof is one large query, planned once
     "spark.sql.adaptive.coalescePartitions.enabled": "true",
 }
@@ -46,7 +46,7 @@ def own_spark(settings: Settings, folder: Path) -> Iterator[SparkSession]:
     """Raises JavaMissingError."""
     spark = start_spark(Settings(folder, name=f"{settings.name}-proof", engine=settings.engine))
     try:
-        for name, value in _SETTINGS.items():
+        for name, value in SETTINGS.items():
             spark.conf.set(name, value)
         yield spark
     finally:

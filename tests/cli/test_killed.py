@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -34,6 +35,8 @@ CREATE STREAM payments (
 WATERMARK paid_at DELAY OF INTERVAL 2 SECONDS LATE REVISE
 PARTITION BY (user_id) INTO 3 PARTITIONS;
 
+CREATE STREAM pings (id INT NOT NULL);
+
 CREATE MATERIALIZED VIEW totals AS
 SELECT count(*) AS events, count(DISTINCT id) AS ids, sum(amount) AS income FROM payments;
 
@@ -47,9 +50,10 @@ class _Project:
     def __init__(self, folder: Path) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+            port: int = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
         self.folder = folder
-        (folder / "headrace.toml").write_text(f'name = "killed"\n[gateway]\nport = {self.port}\n')
+        (folder / "headrace.toml").write_text(f'name = "killed"\n[gateway]\nport = {port}\n')
         (folder / "payments.sql").write_text(DEFINITIONS)
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -66,6 +70,16 @@ class _Project:
         return int(
             json.loads((self.folder / ".headrace" / "run" / f"{name}.json").read_text())["pid"]
         )
+
+    def ping(self) -> int:
+        """How many events the gateway accepted."""
+        request = urllib.request.Request(f"{self.url}/v1/events?name=pings", b'{"id": 1}')
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return int(json.load(answer)["accepted"])
+
+    def engine_state(self) -> str:
+        with urllib.request.urlopen(f"{self.url}/v1/status", timeout=30) as answer:
+            return str(json.load(answer)["engine"]["state"])
 
     def kill_all(self) -> None:
         assert self.process is not None
@@ -99,10 +113,10 @@ def _event(number: int) -> dict[str, object]:
 class _Sender(threading.Thread):
     """Sends as a careful client does; counts what it has handed over."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
         self.client = headrace.Client(
-            f"http://127.0.0.1:{port}",
+            url,
             limits=Limits(batch_events_max=500),
             request_seconds_max=300.0,
         )
@@ -135,8 +149,8 @@ def test_killed_in_parts_and_as_a_whole_it_is_exact(tmp_path: Path) -> None:
     with contextlib.ExitStack() as opened:
         opened.callback(project.kill_all)
         _until((tmp_path / ".headrace/run/engine.json").exists, READY_SECONDS_MAX, "the engine")
-        sender = _Sender(project.port)
-        reader = opened.enter_context(headrace.Client(f"http://127.0.0.1:{project.port}"))
+        sender = _Sender(project.url)
+        reader = opened.enter_context(headrace.Client(project.url))
         opened.callback(sender.ended.set)
         sender.start()
 
@@ -145,8 +159,14 @@ def test_killed_in_parts_and_as_a_whole_it_is_exact(tmp_path: Path) -> None:
             _until(lambda: _events_in_views(reader) > seen, READY_SECONDS_MAX, what)
 
         goes_on("events in the views")
-        psutil.Process(project.pid("engine")).kill()
+        engine, gateway = project.pid("engine"), project.pid("gateway")
+        psutil.Process(engine).kill()
+        assert project.ping() == 1, "the gateway accepts while the engine is away"
+        assert project.engine_state() != "live"
         goes_on("events after the engine was killed")
+        assert project.engine_state() == "live"
+        assert project.pid("engine") != engine
+        assert project.pid("gateway") == gateway
         psutil.Process(project.pid("gateway")).kill()
         goes_on("events after the gateway was killed")
         project.kill_all()

@@ -1,16 +1,17 @@
-"""The verbs against a running project: real gateway, real engine, real Spark."""
+"""The verbs against a running project: real gateway, real engine, real Spark.
+
+What becomes of it when its processes are killed is in test_killed.py."""
 
 from __future__ import annotations
 
 import http.client
 import json
-import os
 import re
-import signal
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ import pytest
 from headrace.demo.upright import Upright
 
 pytestmark = pytest.mark.end_to_end
-READY_SECONDS_MAX = 120
 SENSORS = """
 CREATE STREAM readings (sensor STRING NOT NULL, at TIMESTAMP NOT NULL)
 WATERMARK at DELAY OF INTERVAL 1 SECOND LATE REVISE EXPECT EVERY INTERVAL 2 SECONDS;
@@ -27,6 +27,15 @@ WATERMARK at DELAY OF INTERVAL 1 SECOND LATE REVISE EXPECT EVERY INTERVAL 2 SECO
 CREATE MATERIALIZED VIEW sensors AS
 SELECT window.start AS window_start, sensor, count(*) AS readings
 FROM readings GROUP BY window(at, '1 second'), sensor;
+"""
+METER = """
+CREATE STREAM metered (id INT NOT NULL, at TIMESTAMP NOT NULL)
+WATERMARK at DELAY OF INTERVAL 1 SECOND
+LATE HALT;
+
+CREATE MATERIALIZED VIEW counted AS
+SELECT window.start AS since, count(*) AS readings
+FROM metered GROUP BY window(at, '10 seconds');
 """
 QUERIES = 450  # more than the connections the gateway may have to the engine
 
@@ -43,12 +52,6 @@ class Up:
         self.is_up = False
         return self._upright.stop()
 
-    def running(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(
-            (self.folder / ".headrace" / "run" / f"{name}.json").read_text()
-        )
-        return found
-
 
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
@@ -57,6 +60,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     folder = tmp_path_factory.mktemp("running") / "shop"
     write_project(folder, "shop")
     (folder / "definitions" / "sensors.sql").write_text(SENSORS)
+    (folder / "definitions" / "meter.sql").write_text(METER)
     started = Up(folder)
     yield started
     if started.is_up:
@@ -234,20 +238,80 @@ def test_the_gateway_does_not_tire_of_queries(up: Up) -> None:
         connection.close()
 
 
-def test_a_killed_engine_comes_back_and_the_gateway_stays(
+class Meter:
+    """A stream that halts on late events, and its one view."""
+
+    def __init__(self, up: Up, headrace: Callable[..., Any]) -> None:
+        self._up = up
+        self._headrace = headrace
+
+    def run(self, *words: str) -> Any:
+        return self._headrace(*words, "--url", self._up.url)
+
+    def send(self, *seconds: int) -> None:
+        when = "2026-01-01T00:00:{:02}Z"
+        events = [{"id": n, "at": when.format(second)} for n, second in enumerate(seconds)]
+        request = urllib.request.Request(
+            f"{self._up.url}/v1/events?name=metered",
+            data=json.dumps(events).encode(),
+            headers={"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            assert json.load(answer)["accepted"] == len(events)
+
+    def view(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.run("status", "--json").document["views"]["counted"]
+        return found
+
+    def is_halted_at(self, offset: int) -> bool:
+        view = self.view()
+        return bool(view["state"] == "halted" and view["next_offsets"]["0"] == offset)
+
+    def is_done(self) -> bool:
+        view = self.view()
+        return bool(view["state"] == "live" and view["pending_events"] == 0)
+
+    def first_window(self) -> tuple[int, int]:
+        sql = "SELECT readings, revision FROM counted ORDER BY since LIMIT 1"
+        (row,) = self.run("query", sql, "--json").document["rows"]
+        return row["readings"], row["revision"]
+
+
+def test_a_stream_halts_and_every_decision_is_taken_once_and_accounted_for(
     up: Up, headrace: Callable[..., Any]
 ) -> None:
-    where = ("--project", up.folder)
-    before, gateway = up.running("engine")["pid"], up.running("gateway")["pid"]
-    os.kill(before, signal.SIGKILL)
-    assert _sent(up, (up.folder / "events.ndjson").read_bytes())["accepted"] == 1_000
-    _until(lambda: up.running("engine")["pid"] != before, READY_SECONDS_MAX)
-    _until(
-        lambda: headrace("status", *where, "--json").document["engine"]["state"] == "live",
-        READY_SECONDS_MAX,
-    )
-    _until(lambda: _caught_up(headrace, where))
-    assert up.running("gateway")["pid"] == gateway
+    meter = Meter(up, headrace)
+    meter.send(1, 30, 2, 31, 3, 4, 32)  # 2, 3 and 4 are late for the first window
+    _until(lambda: meter.is_halted_at(2))
+    shown = meter.run("status")
+    assert shown.code == 1
+    assert "metered is halted (counted): " in shown.out
+    assert meter.first_window() == (1, 0)
+
+    for offset, decision in ((2, "--apply"), (4, "--side"), (5, "--drop")):
+        _until(partial(meter.is_halted_at, offset))
+        said = meter.run("resume", "metered", decision)
+        assert said.code == 0, said.err
+        assert f"event {offset} of partition 0 of metered" in said.out
+    _until(meter.is_done)
+    assert meter.run("resume", "metered", "--drop").code == 2
+    assert meter.first_window() == (2, 1)
+
+    late = meter.run("late", "list", "metered", "--json").document
+    assert late["sided"] == [{"view": "counted", "aside": 1, "applied": 0}]
+    taken = sorted((d["offset"], d["decision"]) for d in late["decisions"])
+    assert taken == [(2, "apply"), (4, "side"), (5, "drop")]
+
+    assert meter.run("late", "apply", "metered", "--view", "counted").code == 0
+    _until(lambda: meter.first_window() == (3, 2))
+    late = meter.run("late", "list", "metered", "--json").document
+    assert late["sided"] == [{"view": "counted", "aside": 0, "applied": 1}]
+    sums = meter.run("ledger", "--json")
+    assert sums.code == 0, sums.out
+    view = sums.document["views"]["counted"]
+    assert {fate: view[fate] for fate in ("read", "applied", "late", "sided", "dropped")} == {
+        "read": 7, "applied": 6, "late": 2, "sided": 0, "dropped": 1,
+    }  # fmt: skip
 
 
 def test_it_ends_in_order(up: Up) -> None:

@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 from headrace.compile import plan_view
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.proof.events import LogTable
-from headrace.proof.groups import GroupEvent, declare_grouped, group_of, judge_grouped
+from headrace.proof.groups import EventGroups, GroupEvent, declare_grouped, group_of
+from headrace.proof.lateness import judge_in_order
 from headrace.proof.oracle import oracle
 
 EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -60,7 +61,7 @@ def test_lateness_is_judged_with_what_was_applied(policy: LatePolicy, taken: boo
         (event(8, "", 4), 10, None),  # in the group only if the last one was not taken
         (event(2, "", 5), None, "nobody"),
     ]
-    found = judge_grouped(stream, 100, steps)
+    found = judge_in_order(stream, EventGroups(100), steps)
     assert found[:4] == [(False, True), (False, True), (False, True), (True, taken)]
     assert found[4] == ((False, True) if taken else (True, False))
     assert found[5] == (False, True)
@@ -112,7 +113,7 @@ def _by_hand(stream: Stream, made: list[tuple[str, str, int]]) -> list[tuple[Any
         highest = time if highest is None else max(highest, time)
     rows = []
     for parcel, steps in keyed.items():
-        judged = judge_grouped(stream, 10 * SECOND, steps)
+        judged = judge_in_order(stream, EventGroups(10 * SECOND), steps)
         taken = {s[0]: late for s, (late, is_taken) in zip(steps, judged, strict=True) if is_taken}
         groups: list[list[GroupEvent]] = []
         is_open = False

@@ -17,15 +17,16 @@ from pyspark.sql import SparkSession
 
 from headrace.cli.exits import exit_code
 from headrace.log.contract import Advance, Group
-from headrace.model.definitions import LatePolicy
+from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.errors import ProofError
 from headrace.model.settings import LogSettings
 from headrace.proof.comparison import Compared
 from headrace.proof.duplicates import find_duplicates, repeated
 from headrace.proof.events import LogTable
+from headrace.proof.lateness import judge_in_order
 from headrace.proof.reconcile import reconcile, subject
 from headrace.proof.repairing import write_repair
-from headrace.proof.sessions import SessionRule, judge_events
+from headrace.proof.sessions import Sessions
 from headrace.proof.why import explain
 from headrace.store.contract import Repair, StoredDecision
 
@@ -292,21 +293,23 @@ def test_why_lists_the_events_of_a_row_and_its_revisions(
         time_ = EPOCH + dt.timedelta(seconds=second)
         return {"sensor": sensor, "value": 1.0, "amount": Decimal(1), "number": 1, "at": time_}
 
-    for batch in ([at(0), at(1, "b"), at(2)], [at(30)], [at(0.5), at(31)], [at(2.9)]):
+    clockless = {**at(0, "c"), "at": dt.datetime(1, 1, 1, tzinfo=dt.UTC)}
+    for batch in ([clockless, at(0), at(1, "b"), at(2)], [at(30)], [at(0.5), at(31)], [at(2.9)]):
         rig.append("readings", batch)
         rig.engine.step()
     found = explained(rig, "tumbling", s="2026-01-01T00:00:00Z", sensor="a")
     assert [(e["offset"], e["fate"], e["tick"]) for e in found.events] == [
-        (0, "applied", 1),
-        (2, "applied", 1),
-        (4, "late", 3),
-        (6, "late", 4),
+        (1, "applied", 1),
+        (3, "applied", 1),
+        (5, "late", 3),
+        (7, "late", 4),
     ]
     assert [(r["revision"], r["tick"], r["offset"]) for r in found.revisions] == [
-        (1, 3, 4),
-        (2, 4, 6),
+        (1, 3, 5),
+        (2, 4, 7),
     ]
     assert "watermark was 2026-01-01T00:00:28.000000Z" in found.revisions[0]["cause"]
+    assert found.events[0]["watermark"] == "0001-01-01T00:00:00.000000Z"  # or before
     event = found.events[2]
     assert event["event_time"] == event["occurred"] == "2026-01-01T00:00:00.500000Z"
     assert (event["quality"], event["sent"], event["skew_microseconds"]) == ("exact", None, None)
@@ -466,25 +469,30 @@ def test_a_row_that_moved_since_the_proof_is_left_alone(
 
 
 def test_sessions_are_judged_in_the_order_of_the_log() -> None:
-    revise = SessionRule(10, LatePolicy.REVISE, None)
+    revise = Stream("s", (), late_policy=LatePolicy.REVISE)
     steps = [(0, None, None), (10, None, None), (21, 15, None), (35, 60, None), (5, 100, None)]
-    assert judge_events(revise, steps) == [
+    assert judge_in_order(revise, Sessions(10), steps) == [
         (False, True),
         (False, True),
         (False, True),
         (True, True),
         (True, True),
     ]
-    dropping = SessionRule(10, LatePolicy.DROP, None)
-    assert judge_events(dropping, [(0, None, None), (100, 5, None), (9, 90, None)]) == [
+    dropping = Stream("s", (), late_policy=LatePolicy.DROP)
+    assert judge_in_order(
+        dropping, Sessions(10), [(0, None, None), (100, 5, None), (9, 90, None)]
+    ) == [
         (False, True),
         (False, True),
         (True, False),
     ]
     steps = [(0, None, None), (10, 50, None), (20, 25, None)]
-    assert judge_events(dropping, steps)[1:] == [(True, False), (False, True)]
-    within = SessionRule(10, LatePolicy.REVISE, 30)
-    assert judge_events(within, [(0, 20, None), (0, 40, None)]) == [(True, True), (True, False)]
+    assert judge_in_order(dropping, Sessions(10), steps)[1:] == [(True, False), (False, True)]
+    within = Stream("s", (), late_policy=LatePolicy.REVISE, late_horizon_microseconds=30)
+    assert judge_in_order(within, Sessions(10), [(0, 20, None), (0, 40, None)]) == [
+        (True, True),
+        (True, False),
+    ]
 
 
 def test_what_operators_decided_is_judged_the_same(

@@ -30,7 +30,7 @@ from headrace.engine.views import (
     reached_offsets,
     up_to_replays,
 )
-from headrace.engine.watermarks import Watermark, read_watermark
+from headrace.engine.watermarks import Watermark, read_watermark, settled_times
 from headrace.engine.writes import Writes, distinct_tables
 from headrace.log.contract import LogReader
 from headrace.model.errors import MergeError
@@ -202,7 +202,7 @@ class Ticker:
         while remaining:
             marked = [(done, self._mark(done)) for done in remaining]
             written = [
-                (view, self._writes.view(view, done, _later(view, mark)), done)
+                (view, self._write(view, done, mark), done)
                 for done, mark in marked
                 for view in done.views
             ]
@@ -226,6 +226,9 @@ class Ticker:
                     view.held_back = mark
             return written, changes
         return [], ()
+
+    def _write(self, view: LiveView, done: Computed, mark: Watermark) -> ViewWrite:
+        return self._writes.view(view, done, _later(view, mark), settled_times(view.stream, mark))
 
     def _without(self, computed: Sequence[Computed], error: MergeError) -> list[Computed]:
         """The same work less the view whose partials the store cannot take."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.log.contract import NO_EVENT_TIME, LogReader
 from headrace.model.definitions import LatePolicy, Stream
@@ -15,11 +15,12 @@ __all__ = ["Watermark", "read_watermark", "settled_times"]
 @dataclass(frozen=True)
 class Watermark:
     """`partition` is the one that is least complete, -1 where several are and there are others;
-    `maximum` is its highest event time."""
+    `maximum` is its highest event time. `maxima` are those of all that have one."""
 
     microseconds: int | None
     partition: int = -1
     maximum: int = NO_EVENT_TIME
+    maxima: Mapping[int, int] = field(default_factory=dict)
 
 
 def read_watermark(reader: LogReader, stream: Stream, offsets: Sequence[int]) -> Watermark:
@@ -32,18 +33,20 @@ def read_watermark(reader: LogReader, stream: Stream, offsets: Sequence[int]) ->
     slowest = min(marks, key=lambda partition: marks[partition])
     is_alone = len(marks) == 1 or len(set(marks.values())) > 1
     return Watermark(
-        marks[slowest] - stream.delay_microseconds, slowest if is_alone else -1, marks[slowest]
+        marks[slowest] - stream.delay_microseconds,
+        slowest if is_alone else -1,
+        marks[slowest],
+        marks,
     )
 
 
-def settled_times(reader: LogReader, stream: Stream, offsets: Sequence[int]) -> Mapping[int, int]:
-    """By partition: nothing at these offsets or after them is applied to a window that has ended
-    by then. Only where late events are dropped: under every other policy they may be applied, at
-    once, or later when someone wants it."""
+def settled_times(stream: Stream, found: Watermark) -> Mapping[int, int]:
+    """By partition: nothing at or after the offsets at which this watermark was read is applied to
+    a window that has ended by then. Only where late events are dropped: under every other policy
+    they may be applied, at once, or later when someone wants it."""
     if stream.late_policy is not LatePolicy.DROP:
         return {}
-    marks = _marks(reader, stream, offsets)
-    return {partition: mark - stream.delay_microseconds for partition, mark in marks.items()}
+    return {p: highest - stream.delay_microseconds for p, highest in found.maxima.items()}
 
 
 def _marks(reader: LogReader, stream: Stream, offsets: Sequence[int]) -> dict[int, int]:

@@ -15,7 +15,6 @@ from headrace.engine.late_windows import JoinedWindows, applied_rows
 from headrace.engine.prepared import PartialTables
 from headrace.engine.source import Range
 from headrace.engine.views import LiveView, reached_offsets
-from headrace.engine.watermarks import settled_times
 from headrace.log.contract import LogReader
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.store.contract import (
@@ -84,7 +83,9 @@ class Writes:
             return {}
         return dict(enumerate(self._reader.oldest(stream.name)))
 
-    def view(self, view: LiveView, done: Computed, watermark: int | None) -> ViewWrite:
+    def view(
+        self, view: LiveView, done: Computed, watermark: int | None, settled: Mapping[int, int]
+    ) -> ViewWrite:
         plan = view.running_plan.plan
         partials = done.tables.get((view.name, None))
         dropped: tuple[tuple[int, int, int], ...] = ()
@@ -108,7 +109,7 @@ class Writes:
             sided=self._computer.sided(done, view),
             dropped=dropped,
             dropped_for="late" if view.stream.late_policy is LatePolicy.DROP else "decided",
-            settled=settled_times(self._reader, view.stream, done.next_offsets),
+            settled=settled,
         )
 
     def _dead_letters(self, view: LiveView, done: Computed) -> tuple[StoreDeadLetter, ...]:

@@ -12,7 +12,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from headrace.model.completeness import (
     producer_words,
 )
 from headrace.model.definitions import Project, Stream
+from headrace.model.moments import moment_text
 from headrace.model.settings import Settings
 
 __all__ = ["PRODUCERS_MAX", "ProducerWatch"]
@@ -39,7 +39,6 @@ logger = logging.getLogger("headrace.gateway")
 PRODUCERS_MAX = 500  # in one page
 LOOK_SECONDS = 0.5
 TELL_SECONDS_MAX = 5.0
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _clock() -> int:
@@ -237,10 +236,7 @@ def _line(line: LineReport) -> dict[str, Any]:
 
 
 def _time(microseconds: int | None) -> str | None:
-    if microseconds is None:
-        return None
-    moment = (_EPOCH + timedelta(microseconds=microseconds)).replace(tzinfo=None)
-    return f"{moment.isoformat(timespec='microseconds')}Z"
+    return None if microseconds is None else moment_text(microseconds)
 
 
 def _replace(file: Path, content: bytes) -> None:

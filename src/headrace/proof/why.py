@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from headrace.log.contract import EVENT_TIME, QUALITY, RECEIVED_AT, SKEW
 from headrace.model.definitions import LatePolicy
 from headrace.model.errors import ProofError
+from headrace.model.moments import moment, moment_text
 from headrace.model.plan import EventGroup, SessionWindow, Sliding
 from headrace.proof.events import DECISION, OFFSET, PARTITION, WATERMARK
 from headrace.proof.groups import UNTAKEN, declare_grouped
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["Explained", "explain", "the_row"]
 
 _ROW, _KEY, _END, _CLOSED = "_why", "_why_key", "_why_end", "_why_closed"
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def _with_untaken(
     if not found:
         return []
     until = "<=" if found[0][_CLOSED] else "<"
-    ends = int((found[0][_END] - _EPOCH) / dt.timedelta(microseconds=1))
+    ends = int((found[0][_END] - moment(0)) / dt.timedelta(microseconds=1))
     start = f"{_ROW}.{_KEY}{len(what.plan.keys)}"
     within = [f"{EVENT_TIME} >= {start}", f"unix_micros({EVENT_TIME}) {until} {ends}L"]
     where = [f"({what.plan.where or 'true'})", *_same([k.sql for k in what.plan.keys]), *within]
@@ -232,7 +232,7 @@ def _event(
         "received": plain(found[RECEIVED_AT]),
         "skew_microseconds": found[SKEW],
         "quality": found[QUALITY],
-        "watermark": None if found[WATERMARK] is None else _time(found[WATERMARK]),
+        "watermark": None if found[WATERMARK] is None else moment_text(found[WATERMARK]),
         "event": {column.name: plain(found[column.name]) for column in stream.columns},
     }
 
@@ -254,7 +254,3 @@ def taken_in(snapshot: Snapshot, partition: int, offset: int) -> tuple[int | Non
             is_first = place == 0 or kept[place - 1][0] < snapshot.ticks_from
             return tick, is_first and snapshot.ticks_from > snapshot.created_tick + 1
     return None, False
-
-
-def _time(microseconds: int) -> str:
-    return str(plain(_EPOCH + dt.timedelta(microseconds=microseconds)))

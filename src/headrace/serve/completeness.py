@@ -16,7 +16,7 @@ from headrace.model.completeness import (
     joined,
     producer_words,
 )
-from headrace.serve.text import moment
+from headrace.model.moments import moment
 from headrace.store.contract import Store
 
 __all__ = ["Completeness", "freshness_text", "held_back_text"]

@@ -10,8 +10,9 @@ import msgspec
 import pyarrow as pa
 
 from headrace.model.errors import QueryError, RequestError
+from headrace.model.moments import moment_text
 from headrace.serve.http import Response
-from headrace.serve.text import csv_line, csv_rows, json_rows, timestamp_text
+from headrace.serve.text import csv_line, csv_rows, json_rows
 
 __all__ = ["ARROW", "CSV", "JSON", "NDJSON", "Answer", "AnswerFreshness", "choose", "encode"]
 
@@ -67,7 +68,7 @@ class AnswerFreshness:
 
 
 def _text(microseconds: int | None) -> str | None:
-    return None if microseconds is None else timestamp_text(microseconds)
+    return None if microseconds is None else moment_text(microseconds)
 
 
 def _number(value: int | None) -> str | None:

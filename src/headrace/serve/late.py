@@ -11,10 +11,10 @@ from typing import Any, Literal
 import msgspec
 
 from headrace.model.errors import QueryError, RequestError
+from headrace.model.moments import moment_text
 from headrace.serve.http import Request, Response, json_response
 from headrace.serve.parameters import decoded, limit_alone
 from headrace.serve.services import Services
-from headrace.serve.text import timestamp_text
 from headrace.store.late_counts import LateCounts
 
 __all__ = ["apply_late", "list_late", "resume"]
@@ -109,8 +109,8 @@ def _document(stream: str, late: LateCounts) -> dict[str, Any]:
         "dropped": [
             {
                 "view": count.view,
-                "window_start": timestamp_text(count.window_start_microseconds),
-                "window_end": timestamp_text(count.window_end_microseconds),
+                "window_start": moment_text(count.window_start_microseconds),
+                "window_end": moment_text(count.window_end_microseconds),
                 "events": count.events,
                 "reason": count.reason,
             }
@@ -121,7 +121,7 @@ def _document(stream: str, late: LateCounts) -> dict[str, Any]:
                 "partition": taken.partition,
                 "offset": taken.offset,
                 "decision": taken.decision,
-                "decided_at": timestamp_text(taken.decided_at_microseconds),
+                "decided_at": moment_text(taken.decided_at_microseconds),
             }
             for taken in late.decisions
         ],

@@ -12,12 +12,12 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from headrace.model.errors import QueryError, RequestError
+from headrace.model.moments import moment_text
 from headrace.serve.completeness import freshness_text, held_back_text
 from headrace.serve.control import EngineStatus, ViewReport
 from headrace.serve.http import Request, Response, json_response
 from headrace.serve.ledger import ledger_figures
 from headrace.serve.services import Services
-from headrace.serve.text import timestamp_text
 
 __all__ = ["health", "metrics", "rebuild", "status"]
 
@@ -36,7 +36,7 @@ async def status(services: Services, request: Request, name: str) -> Response:
 
 
 def _time(microseconds: int | None) -> str | None:
-    return None if microseconds is None else timestamp_text(microseconds)
+    return None if microseconds is None else moment_text(microseconds)
 
 
 def _freshness(services: Services, report: ViewReport) -> str:

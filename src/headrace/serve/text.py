@@ -19,25 +19,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["csv_line", "csv_rows", "json_rows", "moment", "timestamp_text"]
+__all__ = ["csv_line", "csv_rows", "json_rows"]
 
 _ESCAPED = '["\\\\\\x00-\\x1f]'
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_FIRST, _LAST = (d.replace(tzinfo=UTC) for d in (datetime.min, datetime.max))  # noqa: DTZ901
-
-
-def moment(microseconds: int) -> datetime:
-    """The watermark behind an event in the first second of the year 1, which devices without a
-    clock send, lies before it; no event does, so that year's first moment says the same."""
-    try:
-        return _EPOCH + timedelta(microseconds=microseconds)
-    except OverflowError:
-        return _FIRST if microseconds < 0 else _LAST
-
-
-def timestamp_text(microseconds: int) -> str:
-    """RFC 3339 in UTC with microseconds, as every timestamp in an answer is written."""
-    return _datetime_text(moment(microseconds))
 
 
 def _datetime_text(value: datetime) -> str:

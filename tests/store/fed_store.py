@@ -1,11 +1,11 @@
-"""A store with one view that is fed tick after tick, closed and opened again in between; and beside
+"""A store with views that are fed tick after tick, closed and opened again in between; and beside
 it what someone holds who took every change."""
 
 from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,54 +15,68 @@ from store_cases import rows_of, tick_write
 
 from headrace.model.plan import BoundView
 from headrace.model.settings import StoreSettings
-from headrace.store.contract import Store, ViewWrite
+from headrace.store.contract import Store, ViewChange, ViewWrite
 from headrace.store.duck import open_store
 
 Rows = Counter[tuple[Any, ...]]
 
 
 class FedStore:
-    def __init__(self, file: Path, view: BoundView) -> None:
-        self._file, self._view = file, view
+    """With `columns`, only these are compared: a row becomes final without a change."""
+
+    def __init__(
+        self, file: Path, views: Sequence[BoundView], columns: Sequence[str] | None
+    ) -> None:
+        self._file, self._views, self._columns = file, views, columns
         self.store: Store = open_store(file, StoreSettings())
-        self.store.create_view(view, {})
+        for view in views:
+            self.store.create_view(view, {})
         self._generation = self.store.claim()
-        self.held = self.rows()
+        self.held = {view.name: self.rows(view.name) for view in views}
 
     def reopen(self) -> None:
         self.store.close()
         self.store = open_store(self._file, StoreSettings())
-        self.store.open_view(self._view)
+        for view in self._views:
+            self.store.open_view(view)
+        self._generation = self.store.claim()
 
-    def tick(self, write: ViewWrite) -> None:
+    def tick(self, *writes: ViewWrite) -> Sequence[ViewChange]:
         """Takes the changes from the feed, which must be those that the commit gave."""
         tick = self.store.last_tick()
-        given = self.store.commit(tick_write(self.store, self._generation, write))
-        stored = self.store.changes(self._view.name, tick, 10)
-        assert [(c.before, c.after) for c in given] == [(c.before, c.after) for c in stored]
-        for change in stored:
-            gone, come = _rows(change.before), _rows(change.after)
-            assert gone <= self.held
-            assert not gone & come, "a row that did not change is no change"
-            self.held = self.held - gone + come
+        given = self.store.commit(tick_write(self.store, self._generation, *writes))
+        for view, held in self.held.items():
+            stored = self.store.changes(view, tick, 10)
+            mine = [(c.before, c.after) for c in given if c.view == view]
+            assert mine == [(c.before, c.after) for c in stored]
+            for change in stored:
+                gone, come = self._counted(change.before), self._counted(change.after)
+                assert gone <= held
+                assert not gone & come or self._columns, "a row that did not change is no change"
+                held.subtract(gone)
+                held.update(come)
+        return given
 
-    def rows(self) -> Rows:
-        return Counter(rows_of(self.store, f"SELECT * FROM {self._view.name}"))
+    def rows(self, view: str) -> Rows:
+        columns = ", ".join(self._columns or "*")
+        return Counter(rows_of(self.store, f"SELECT {columns} FROM {view}"))
 
-    def check(self, expected: Rows) -> None:
-        assert self.rows() == expected
-        assert self.held == expected
+    def check(self, expected: Rows, view: str | None = None) -> None:
+        name = view or self._views[0].name
+        assert self.rows(name) == expected
+        assert +self.held[name] == expected
+
+    def _counted(self, table: pa.Table) -> Rows:
+        chosen = table.select(self._columns) if self._columns else table
+        return Counter(tuple(row.values()) for row in chosen.to_pylist())
 
 
 @contextmanager
-def fed_store(view: BoundView) -> Iterator[FedStore]:
+def fed_store(*views: BoundView, columns: Sequence[str] | None = None) -> Iterator[FedStore]:
+    """A check is of the first view unless it says another."""
     with tempfile.TemporaryDirectory() as directory:
-        fed = FedStore(Path(directory) / "store.duckdb", view)
+        fed = FedStore(Path(directory) / "store.duckdb", views, columns)
         try:
             yield fed
         finally:
             fed.store.close()
-
-
-def _rows(table: pa.Table) -> Rows:
-    return Counter(tuple(row.values()) for row in table.to_pylist())

@@ -10,6 +10,7 @@ import pyarrow as pa
 from store_cases import bound_view
 
 from headrace.model.plan import BoundView, EventGroup
+from headrace.store.contract import Counts, ViewWrite
 
 FINALS = ("key", "since", "up_to", "events", "total", "n", "cards", "taken")
 
@@ -71,6 +72,12 @@ def partials_of(events: list[Event]) -> pa.Table:
             for e in events
         ]
     )
+
+
+def write_of(events: list[Event], watermark: int | None = None, view: str = "groups") -> ViewWrite:
+    partials = partials_of(events) if events else None
+    counts = Counts(read=len(events), applied=len(events))
+    return ViewWrite(view, partials, {}, {}, counts, watermark)
 
 
 def groups_in(events: list[Event], timeout: int) -> list[list[Event]]:

@@ -3,39 +3,17 @@ them gives; and the changes replayed give the view."""
 
 from __future__ import annotations
 
-import tempfile
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from group_cases import FINALS, Event, grouped_view, model, partials_of
+from fed_store import fed_store
+from group_cases import FINALS, Event, grouped_view, model, write_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store_cases import rows_of, tick_write
+from store_cases import tick_write
 
-from headrace.model.settings import StoreSettings
-from headrace.store.contract import Counts, Store, ViewChange, ViewWrite
-from headrace.store.duck import open_store
-
-
-def shown(store: Store, view: str = "groups") -> Counter[tuple[Any, ...]]:
-    return Counter(rows_of(store, f"SELECT {', '.join(FINALS)} FROM {view}"))
-
-
-def replayed(
-    kept: Counter[tuple[Any, ...]], changes: Sequence[ViewChange], view: str = "groups"
-) -> None:
-    for change in (change for change in changes if change.view == view):
-        for rows, sign in ((change.before, -1), (change.after, 1)):
-            for row in rows.select(FINALS).to_pylist():
-                kept[tuple(row.values())] += sign
-    assert min(kept.values(), default=0) >= 0
-    for row in [row for row, number in kept.items() if number == 0]:
-        del kept[row]
-
+from headrace.store.contract import Store, ViewChange
 
 RAW = st.tuples(
     st.sampled_from(["a", "b", None]),
@@ -68,15 +46,8 @@ def test_groups_are_those_of_one_walk(
     closed = replace(view, plan=replace(view.plan, view="closed", emits_on_close=True))
     offsets = [0, 0]
     events: list[Event] = []
-    kept: Counter[tuple[Any, ...]] = Counter()
-    kept_closed: Counter[tuple[Any, ...]] = Counter()
     watermark = data.draw(st.integers(0, 10), label="watermark")
-    with tempfile.TemporaryDirectory() as directory:
-        file = Path(directory) / "store.duckdb"
-        store = open_store(file, StoreSettings())
-        for one in (view, closed):
-            store.create_view(one, {})
-        generation = store.claim()
+    with fed_store(view, closed, columns=FINALS) as fed:
         for raw in ticks:
             staged = []
             for key, partition, *rest in raw:
@@ -84,18 +55,10 @@ def test_groups_are_those_of_one_walk(
                 offsets[partition] += 1
             events += staged
             watermark += data.draw(st.integers(0, 15), label="watermark moves")
-            counts = Counts(read=len(staged), applied=len(staged))
-            writes = [
-                ViewWrite(name, partials_of(staged) if staged else None, {}, {}, counts, watermark)
-                for name in ("groups", "closed")
-            ]
-            changes = store.commit(tick_write(store, generation, *writes))
-            replayed(kept, changes)
-            replayed(kept_closed, changes, "closed")
-            assert kept == model(events, timeout)
-            assert kept == shown(store)
-            assert kept_closed == model(events, timeout, watermark)
-            assert kept_closed == shown(store, "closed")
+            writes = [write_of(staged, watermark, name) for name in ("groups", "closed")]
+            changes = fed.tick(*writes)
+            fed.check(model(events, timeout))
+            fed.check(model(events, timeout, watermark), "closed")
             assert all(
                 all(rows.column("final").to_pylist())
                 for change in changes
@@ -103,20 +66,13 @@ def test_groups_are_those_of_one_walk(
                 for rows in (change.before, change.after)
             )
             if data.draw(st.booleans(), label="reopen"):
-                store.close()
-                store = open_store(file, StoreSettings())
-                for one in (view, closed):
-                    store.open_view(one)
-                generation = store.claim()
+                fed.reopen()
         for one in (view, closed):
-            store.drop_view(one.name)
-        store.close()
+            fed.store.drop_view(one.name)
 
 
 def commit(store: Store, generation: int, events: list[Event]) -> ViewChange:
-    counts = Counts(read=len(events), applied=len(events))
-    write = ViewWrite("groups", partials_of(events), {}, {}, counts, None)
-    (change,) = store.commit(tick_write(store, generation, write))
+    (change,) = store.commit(tick_write(store, generation, write_of(events)))
     return change
 
 
@@ -149,10 +105,7 @@ def test_a_group_that_is_no_more_is_taken_back(store: Store, timeout: int) -> No
     assert change.after.column("events").to_pylist() == [2]
 
 
-def test_a_group_that_begins_when_another_ends_is_told_from_its_last_event(store: Store) -> None:
-    view = grouped_view(100)
-    store.create_view(view, {})
-    generation = store.claim()
+def test_a_group_that_begins_when_another_ends_is_told_from_its_last_event() -> None:
     ending = Event("a", 0, 1, 25, True, True, None, None, False)  # it could open a group as well
     ticks = [
         [Event("a", 0, 0, 10, True, False, None, None, False), ending],
@@ -160,9 +113,8 @@ def test_a_group_that_begins_when_another_ends_is_told_from_its_last_event(store
         [Event("a", 0, 2, 26, False, True, None, None, False)],
     ]
     events: list[Event] = []
-    for staged in ticks:
-        events += staged
-        counts = Counts(read=len(staged), applied=len(staged))
-        write = ViewWrite("groups", partials_of(staged), {}, {}, counts, None)
-        store.commit(tick_write(store, generation, write))
-        assert shown(store) == model(events, 100)
+    with fed_store(grouped_view(100), columns=FINALS) as fed:
+        for staged in ticks:
+            events += staged
+            fed.tick(write_of(staged))
+            fed.check(model(events, 100))

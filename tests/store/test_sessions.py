@@ -3,24 +3,21 @@ row of a session behind that became part of another."""
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from fed_store import fed_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_cases import SECOND, bound_view, rows_of, tick_write
 
 from headrace.model.plan import BoundView, SessionWindow
-from headrace.model.settings import StoreSettings
 from headrace.store.contract import Counts, Store, ViewWrite
-from headrace.store.duck import open_store
 
 GAP = 3 * SECOND
 WINDOW = SessionWindow(GAP)
@@ -148,19 +145,6 @@ def expected(view: BoundView, events: Sequence[Event], watermark: int = 0) -> Co
     return rows
 
 
-def replay(feed: Counter[Any], store: Store, after_tick: int) -> None:
-    for change in store.changes("random", after_tick, 1_000):
-        before = [tuple(row.values()) for row in change.before.to_pylist()]
-        after = [tuple(row.values()) for row in change.after.to_pylist()]
-        for row in before:
-            feed[row] -= 1
-            assert feed[row] == 0
-        for row in after:
-            feed[row] += 1
-            assert feed[row] == 1
-        assert not set(before) & set(after), "nothing changed in this row"
-
-
 def pages(store: Store, rows: int) -> Counter[Any]:
     found: Counter[Any] = Counter()
     cursor = None
@@ -191,35 +175,23 @@ def test_ticks_equal_one_look_at_all_events(
     view = session_view(is_keyed=is_keyed, having=having)
     if closing_seconds is not None:
         view = replace(view, plan=replace(view.plan, emits_on_close=True))
-    with tempfile.TemporaryDirectory() as directory:
-        file = Path(directory) / "store.duckdb"
-        store = open_store(file, StoreSettings())
-        try:
-            store.create_view(view, {})
-            generation = store.claim()
-            feed: Counter[Any] = Counter()
-            done: list[Event] = []
-            for number, events in enumerate(ticks):
-                if number == reopen_at:
-                    store.close()
-                    store = open_store(file, StoreSettings())
-                    store.open_view(view)
-                write, watermark = write_of(view, events), 0
-                if closing_seconds is not None:
-                    watermark = (number + 1) * closing_seconds * SECOND
-                    write = replace(write, watermark_microseconds=watermark)
-                store.commit(tick_write(store, generation, write))
-                done += events
-                replay(feed, store, number)
-                wanted = expected(view, done, watermark)
-                assert Counter(rows_of(store, "SELECT * FROM random")) == wanted
-                assert +feed == wanted
-            assert pages(store, 2) == wanted
-            if any(ticks[reopen_at:]) or reopen_at >= len(ticks):  # else it is an estimate
-                stored = expected(session_view(is_keyed=is_keyed), done)
-                assert store.metrics()["view_rows"]["random"] == len(stored)
-        finally:
-            store.close()
+    done: list[Event] = []
+    with fed_store(view) as fed:
+        for number, events in enumerate(ticks):
+            if number == reopen_at:
+                fed.reopen()
+            write, watermark = write_of(view, events), 0
+            if closing_seconds is not None:
+                watermark = (number + 1) * closing_seconds * SECOND
+                write = replace(write, watermark_microseconds=watermark)
+            fed.tick(write)
+            done += events
+            wanted = expected(view, done, watermark)
+            fed.check(wanted)
+        assert pages(fed.store, 2) == wanted
+        if any(ticks[reopen_at:]) or reopen_at >= len(ticks):  # else it is an estimate
+            stored = expected(session_view(is_keyed=is_keyed), done)
+            assert fed.store.metrics()["view_rows"]["random"] == len(stored)
 
 
 def test_sessions_that_an_event_joins_become_one_row(store: Store) -> None:

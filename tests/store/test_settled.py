@@ -3,16 +3,23 @@ verdict on a late event, is another for it."""
 
 from __future__ import annotations
 
-import tempfile
-from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from group_cases import FINALS, Event, grouped_view, groups_in, model, partials_of, passed_from
+from fed_store import fed_store
+from group_cases import (
+    FINALS,
+    Event,
+    grouped_view,
+    groups_in,
+    model,
+    partials_of,
+    passed_from,
+    write_of,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_cases import SECOND, rows_of, tick_write, view_write, windowed_sales
@@ -22,10 +29,9 @@ from headrace.engine.late_windows import JoinedWindows
 from headrace.engine.marks import judged_column
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import BoundView
-from headrace.model.settings import StoreSettings
 from headrace.store import views
-from headrace.store.contract import Counts, Store, ViewWrite
-from headrace.store.duck import DuckStore, open_store
+from headrace.store.contract import Counts, Store
+from headrace.store.duck import DuckStore
 
 DROPPING = Stream("events", (), late_policy=LatePolicy.DROP)
 DELAY = 5
@@ -90,14 +96,11 @@ def test_groups_and_verdicts_are_those_with_all_events(
     view, log = grouped_view(timeout), Log()
     applied: list[Event] = []
     missed: dict[tuple[int, int], tuple[int, int]] = {}
-    with tempfile.TemporaryDirectory() as directory:
-        store = open_store(Path(directory) / "store.duckdb", StoreSettings())
-        store.create_view(view, {})
-        generation = store.claim()
+    with fed_store(view, columns=FINALS) as fed:
         for number, raw in enumerate(ticks):
             shift = number * 8  # so that event time goes on
             staged = log.add([(key, time + shift, *kind) for key, time, *kind in raw])
-            taken, joined = judge(store, view, staged)
+            taken, joined = judge(fed.store, view, staged)
             for event, mark in staged:
                 mine = [g for g in groups_in([*applied, event], timeout) if event in g]
                 if mine and passed_from(mine[0], timeout) <= mark:
@@ -113,15 +116,9 @@ def test_groups_and_verdicts_are_those_with_all_events(
             assert joined.by_place == {
                 place: missed[place] for place in missed if place[1] >= staged[0][0].offset
             }
-            counts = Counts(read=len(taken), applied=len(taken))
-            partials = partials_of(taken) if taken else None
-            write = ViewWrite("groups", partials, {}, {}, counts, log.watermark)
-            write = replace(write, settled={0: log.watermark})
-            store.commit(tick_write(store, generation, write))
-            shown = Counter(rows_of(store, f"SELECT {', '.join(FINALS)} FROM groups"))
-            assert shown == model(applied, timeout)
-            assert counted(store, "events_0") == kept_by(applied, timeout, log.watermark)
-        store.close()
+            fed.tick(replace(write_of(taken, log.watermark), settled={0: log.watermark}))
+            fed.check(model(applied, timeout))
+            assert counted(fed.store, "events_0") == kept_by(applied, timeout, log.watermark)
 
 
 def kept_by(events: list[Event], timeout: int, settled: int) -> int:

@@ -4,25 +4,23 @@ plain Python finds over all events; and the changes replayed give the view."""
 from __future__ import annotations
 
 import itertools
-import tempfile
 from collections import Counter
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from fed_store import fed_store
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from store_cases import bound_view, rows_of, tick_write
 
 from headrace.model.plan import BoundColumn, BoundView, Sliding, SlidingColumn
-from headrace.model.settings import StoreSettings
 from headrace.model.types import DataType
 from headrace.store import views
-from headrace.store.contract import Counts, Store, ViewChange, ViewWrite
-from headrace.store.duck import DuckStore, open_store
+from headrace.store.contract import Counts, Store, ViewWrite
+from headrace.store.duck import DuckStore
 from headrace.store.sliding_merge import SPANS_MAX, spans_of
 
 FINALS = ("key", "part", "place", "total", "n", "least", "taken")
@@ -131,16 +129,6 @@ def shown(store: Store) -> Counter[tuple[Any, ...]]:
     return Counter(rows_of(store, f"SELECT {', '.join(FINALS)} FROM moving"))
 
 
-def replayed(kept: Counter[tuple[Any, ...]], changes: list[ViewChange]) -> None:
-    for change in changes:
-        for rows, sign in ((change.before, -1), (change.after, 1)):
-            for row in rows.select(FINALS).to_pylist():
-                kept[tuple(row.values())] += sign
-    assert min(kept.values(), default=0) >= 0
-    for row in [row for row, number in kept.items() if number == 0]:
-        del kept[row]
-
-
 RAW = st.tuples(
     st.sampled_from(["a", "b", None]),
     st.integers(0, 1),
@@ -175,12 +163,7 @@ def test_every_row_takes_what_is_in_its_frame(
     reach = view.plan.window.range_microseconds
     highest, offsets = [-1000, -1000], [0, 0]
     events: dict[tuple[int, int], Event] = {}
-    kept: Counter[tuple[Any, ...]] = Counter()
-    with tempfile.TemporaryDirectory() as directory:
-        file = Path(directory) / "store.duckdb"
-        store = open_store(file, StoreSettings())
-        store.create_view(view, {})
-        generation = store.claim()
+    with fed_store(view, columns=FINALS) as fed:
         for raw in ticks:
             staged: list[tuple[Event, int]] = []
             for key, partition, time, value in raw:
@@ -206,17 +189,10 @@ def test_every_row_takes_what_is_in_its_frame(
                 staged.append((again, -2))
             if not staged:
                 continue
-            table = partials_of(view, staged)
-            changes = list(store.commit(tick_write(store, generation, write_of(table))))
-            replayed(kept, changes)
-            assert kept == shown(store)
-            assert kept == model(view, list(events.values()))
+            fed.tick(write_of(partials_of(view, staged)))
+            fed.check(model(view, list(events.values())))
             if data.draw(st.booleans(), label="reopen"):
-                store.close()
-                store = open_store(file, StoreSettings())
-                store.open_view(view)
-                generation = store.claim()
-        store.close()
+                fed.reopen()
 
 
 def test_a_tick_that_touches_no_row_changes_none(store: Store) -> None:

@@ -54,8 +54,11 @@ class Watched:
             settings, self.project, self.writer, self.skews, lambda: self.now
         )
 
-    def send(self, producer: str, first: int, count: int = 1, epoch: int = 0) -> None:
-        line = ProducerRange("sensors", producer, epoch, first, count, self.now - SECOND)
+    def send(
+        self, producer: str, first: int, count: int = 1, epoch: int = 0, at: int | None = None
+    ) -> None:
+        event_time = self.now - SECOND if at is None else at
+        line = ProducerRange("sensors", producer, epoch, first, count, event_time)
         key = f"{producer}/{epoch}/{first}/{self.now}".encode()
         self.writer.append(Group(receipts=(Receipt(key, b"", b"", self.now, (line,)),)))
 
@@ -133,6 +136,18 @@ def test_a_producer_has_the_summary_of_its_clock(watched: Watched) -> None:
     skews.add("sensor-7", np.array([5, 9]), np.array([0, 1], dtype=np.int8))
     clocks = watched.watch.document("sensors", "", 1)["producers"][0]["clocks"]
     assert (clocks["events"], clocks["corrected"], clocks["skew_microseconds_max"]) == (2, 1, 9)
+
+
+def test_events_at_the_ends_of_time_break_no_answer(watched: Watched) -> None:
+    year_1 = -62_135_596_800 * SECOND
+    for producer, at in (("early", year_1 - SECOND), ("first", year_1), ("late", 2**62)):
+        watched.send(producer, 1, at=at)
+    page = watched.watch.document("sensors", "", 100)["producers"]
+    assert [producer["epochs"][0]["last_event_time"] for producer in page] == [
+        "0001-01-01T00:00:00.000000Z",
+        "0001-01-01T00:00:00.000000Z",
+        "9999-12-31T23:59:59.999999Z",
+    ]
 
 
 def test_the_mean_of_clocks_that_begin_in_1970_is_exact() -> None:

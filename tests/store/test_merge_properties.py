@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from decimal import Decimal
 from typing import Any
 
 import pytest
 from fed_store import fed_store
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store_cases import HOPPING, SECOND, TUMBLING, bound_view, view_write
+from payment_cases import Event, events_of, summary, summed_view
+from store_cases import HOPPING, SECOND, TUMBLING, view_write
 
 from headrace.model.plan import BoundView, Window
 from headrace.store import merge
@@ -25,74 +24,24 @@ from headrace.store.schema import ViewSchema
 ODD = Window(7 * SECOND, 3 * SECOND, -2 * SECOND, 1 * SECOND)
 SLIDING = Window(6 * SECOND, 2 * SECOND, 0, 2 * SECOND)
 WINDOWS = (None, TUMBLING, HOPPING, ODD, SLIDING)
-
-
-@dataclass(frozen=True)
-class Event:
-    key: str | None
-    second: int
-    amount: int | None
-    card: str | None
-    late: int
-    beyond: int
-
-
-EVENTS = st.builds(
-    Event,
-    key=st.sampled_from(["a", "b", None]),
-    second=st.integers(-20, 40),
-    amount=st.none() | st.integers(-9, 9),
-    card=st.sampled_from(["x", "y", "z", None]),
-    late=st.integers(0, 3),
-    beyond=st.integers(0, 3),
-)
+EVENTS = events_of(st.integers(-20, 40), st.integers(0, 3), st.integers(0, 3))
 TICKS = st.lists(st.lists(EVENTS, max_size=8), min_size=1, max_size=8)
 
 
-def view_of(window: Window | None, *, is_global: bool, having: str | None) -> BoundView:
-    keys = {} if is_global else {"key": "STRING"}
-    bounds = ("window_start", "window_end") if window else ()
-    columns = [(name, "STRING", f'"{name}"') for name in keys]
-    columns += [(name, "BIGINT", f'epoch_us("{name}")') for name in bounds]
-    columns += [(name, "BIGINT", f'"{name}"') for name in ("_rows", "n", "least", "cards")]
-    columns.append(("total", "DECIMAL(20,2)", '"total"'))
-    return bound_view(
-        "random",
-        keys=keys,
-        window=window,
-        partials=(
-            ("total", "sum", "DECIMAL(20,2)", 'sum("total")'),
-            ("n", "count", "BIGINT", 'sum("n")'),
-            ("least", "min", "BIGINT", 'min("least")'),
-        ),
-        distincts={"cards": "STRING"},
-        finals=columns,
-        having=having,
-        is_global=is_global,
-    )
-
-
 def pane_of(window: Window, event: Event) -> int:
-    offset = event.second * SECOND - window.origin_microseconds
-    return event.second * SECOND - offset % window.pane_microseconds
+    offset = event.time - window.origin_microseconds
+    return event.time - offset % window.pane_microseconds
 
 
 def starts_of(window: Window, event: Event) -> list[int]:
     """By trying every start, not by arithmetic."""
-    time = event.second * SECOND
+    time = event.time
     candidates = range(
         window.origin_microseconds - 100 * window.slide_microseconds,
         window.origin_microseconds + 100 * window.slide_microseconds,
         window.slide_microseconds,
     )
     return [s for s in candidates if s <= time < s + window.size_microseconds]
-
-
-def summary(events: Sequence[Event]) -> tuple[int, int, int | None, int, Decimal | None]:
-    amounts = [event.amount for event in events if event.amount is not None]
-    cards = {event.card for event in events if event.card is not None}
-    total = Decimal(sum(amounts)).quantize(Decimal("0.01")) if amounts else None
-    return len(events), len(amounts), min(amounts, default=None), len(cards), total
 
 
 def expected(view: BoundView, events: Sequence[Event]) -> Counter[Any]:
@@ -171,7 +120,7 @@ def test_ticks_equal_one_batch(
     if "index" in way:  # only views by key alone have one
         window, is_global = None, False
     is_global = is_global and window is None
-    view = view_of(window, is_global=is_global, having=having)
+    view = summed_view(window, is_keyed=not is_global, having=having, total="DECIMAL(20,2)")
     done: list[Event] = []
     with fed_store(view) as fed:
         for number, events in enumerate(ticks):

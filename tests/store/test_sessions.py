@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,69 +14,22 @@ import pytest
 from fed_store import fed_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_cases import SECOND, bound_view, rows_of, tick_write
+from payment_cases import Event, events_of, summary, summed_view
+from store_cases import SECOND, rows_of, tick_write
 
 from headrace.model.plan import BoundView, SessionWindow
 from headrace.store.contract import Counts, Store, ViewWrite
 
 GAP = 3 * SECOND
 WINDOW = SessionWindow(GAP)
-
-
-@dataclass(frozen=True)
-class Event:
-    """`beyond` 1 is set aside, -1 applied after having been set aside."""
-
-    key: str | None
-    second: int
-    amount: int | None
-    card: str | None
-    late: int = 0
-    beyond: int = 0
-
-    @property
-    def time(self) -> int:
-        return self.second * SECOND
-
-
-EVENTS = st.builds(
-    Event,
-    key=st.sampled_from(["a", "b", None]),
-    second=st.integers(-15, 30),
-    amount=st.none() | st.integers(-9, 9),
-    card=st.sampled_from(["x", "y", "z", None]),
-    late=st.integers(0, 1),
-    beyond=st.sampled_from([0, 0, 0, 0, 1, -1]),
+TICKS = st.lists(
+    st.lists(
+        events_of(st.integers(-15, 30), st.integers(0, 1), st.sampled_from([0, 0, 0, 0, 1, -1])),
+        max_size=6,
+    ),
+    min_size=1,
+    max_size=10,
 )
-TICKS = st.lists(st.lists(EVENTS, max_size=6), min_size=1, max_size=10)
-
-
-def session_view(
-    name: str = "random", *, is_keyed: bool = True, having: str | None = None
-) -> BoundView:
-    keys = {"key": "STRING"} if is_keyed else {}
-    columns = [(name, "STRING", f'"{name}"') for name in keys]
-    columns += [(n, "BIGINT", f'epoch_us("{n}")') for n in ("window_start", "window_end")]
-    names = ("_rows", "n", "least", "cards", "total")
-    columns += [(name, "BIGINT", f'"{name}"') for name in names]
-    return bound_view(
-        name,
-        keys=keys,
-        window=WINDOW,
-        partials=(
-            ("total", "sum", "BIGINT", 'sum("total")'),
-            ("n", "count", "BIGINT", 'sum("n")'),
-            ("least", "min", "BIGINT", 'min("least")'),
-        ),
-        distincts={"cards": "STRING"},
-        finals=columns,
-        having=having,
-    )
-
-
-def aggregated(events: Sequence[Event]) -> tuple[int | None, int, int | None]:
-    amounts = [event.amount for event in events if event.amount is not None]
-    return sum(amounts) if amounts else None, len(amounts), min(amounts, default=None)
 
 
 def write_of(view: BoundView, events: Sequence[Event]) -> ViewWrite:
@@ -86,14 +39,9 @@ def write_of(view: BoundView, events: Sequence[Event]) -> ViewWrite:
         key = (event.key,) if view.keys else ()
         panes[(*key, event.time // GAP * GAP, event.late, event.beyond)].append(event)
     partials = [
-        (
-            *group,
-            len(found),
-            min(e.time for e in found),
-            max(e.time for e in found),
-            *aggregated(found),
-        )
+        (*group, rows, min(e.time for e in found), max(e.time for e in found), total, n, least)
         for group, found in panes.items()
+        for rows, n, least, _, total in [summary(found)]
     ]
     values = [(*group, event.card) for group, found in panes.items() for event in found]
     keys = [(column.name, column.type.arrow) for column in view.keys]
@@ -135,13 +83,12 @@ def expected(view: BoundView, events: Sequence[Event], watermark: int = 0) -> Co
     rows: Counter[Any] = Counter()
     for key, members in by_key.items():
         for session in sessions_of(members):
-            total, n, least = aggregated(session)
+            values = summary(session)
             bounds = session[0].time, session[-1].time + GAP
-            cards = len({event.card for event in session} - {None})
             revision = sum(event.late for event in session)
             closes = view.plan.emits_on_close
-            if (view.having is None or n > 1) and (not closes or bounds[1] <= watermark):
-                rows[(*key, *bounds, len(session), n, least, cards, total, revision, closes)] += 1
+            if (view.having is None or values[1] > 1) and (not closes or bounds[1] <= watermark):
+                rows[(*key, *bounds, *values, revision, closes)] += 1
     return rows
 
 
@@ -172,7 +119,7 @@ def test_ticks_equal_one_look_at_all_events(
     closing_seconds: int | None,
 ) -> None:
     """`closing_seconds`: the view emits on close, and each tick moves the watermark so far."""
-    view = session_view(is_keyed=is_keyed, having=having)
+    view = summed_view(WINDOW, is_keyed=is_keyed, having=having)
     if closing_seconds is not None:
         view = replace(view, plan=replace(view.plan, emits_on_close=True))
     done: list[Event] = []
@@ -190,12 +137,12 @@ def test_ticks_equal_one_look_at_all_events(
             fed.check(wanted)
         assert pages(fed.store, 2) == wanted
         if any(ticks[reopen_at:]) or reopen_at >= len(ticks):  # else it is an estimate
-            stored = expected(session_view(is_keyed=is_keyed), done)
+            stored = expected(summed_view(WINDOW, is_keyed=is_keyed), done)
             assert fed.store.metrics()["view_rows"]["random"] == len(stored)
 
 
 def test_sessions_that_an_event_joins_become_one_row(store: Store) -> None:
-    view = session_view()
+    view = summed_view(WINDOW)
     store.create_view(view, {})
     generation = store.claim()
     apart = [Event("a", 0, 1, "x"), Event("a", 4, 2, "x"), Event("a", 8, 3, "y")]
@@ -212,7 +159,7 @@ def test_sessions_that_an_event_joins_become_one_row(store: Store) -> None:
 @pytest.mark.parametrize("emits_on_close", [False, True])
 def test_each_row_is_final_by_its_own_end(store: Store, emits_on_close: bool) -> None:
     """An open session takes in one that was final and one that was not, then is passed itself."""
-    view = session_view()
+    view = summed_view(WINDOW)
     view = replace(view, plan=replace(view.plan, emits_on_close=emits_on_close))
     store.create_view(view, {})
     generation = store.claim()
@@ -242,7 +189,7 @@ def test_each_row_is_final_by_its_own_end(store: Store, emits_on_close: bool) ->
 
 @pytest.mark.parametrize(("second", "sessions"), [(3, 1), (4, 2)])
 def test_events_exactly_a_gap_apart_are_together(store: Store, second: int, sessions: int) -> None:
-    view = session_view()
+    view = summed_view(WINDOW)
     store.create_view(view, {})
     generation = store.claim()
     for event in (Event("a", 0, 1, None), Event("a", second, 1, None)):
@@ -251,7 +198,7 @@ def test_events_exactly_a_gap_apart_are_together(store: Store, second: int, sess
 
 
 def test_a_tick_of_events_set_aside_changes_nothing(store: Store) -> None:
-    view = session_view()
+    view = summed_view(WINDOW)
     store.create_view(view, {})
     aside = [Event("a", 0, 1, "x", late=1, beyond=1)]
     assert not store.commit(tick_write(store, store.claim(), write_of(view, aside)))

@@ -164,7 +164,7 @@ def test_killed_in_parts_and_as_a_whole_it_is_exact(tmp_path: Path) -> None:
         assert project.ping() == 1, "the gateway accepts while the engine is away"
         assert project.engine_state() != "live"
         goes_on("events after the engine was killed")
-        assert project.engine_state() == "live"
+        _until(lambda: project.engine_state() == "live", READY_SECONDS_MAX, "a live engine")
         assert project.pid("engine") != engine
         assert project.pid("gateway") == gateway
         psutil.Process(project.pid("gateway")).kill()

@@ -12,6 +12,7 @@ HEAVY = {
     "duckdb",
     "faker",
     "granian",
+    "httptools",
     "httpx",
     "msgspec",
     "numpy",

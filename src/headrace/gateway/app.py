@@ -21,16 +21,22 @@ from headrace.gateway.bodies import BodyKind, body_kind, check_encoding
 from headrace.gateway.cloudevents import binary_key, is_binary
 from headrace.gateway.committer import Committer
 from headrace.gateway.completeness import PRODUCERS_MAX, ProducerWatch
+from headrace.gateway.connections import Connections
 from headrace.gateway.deadletters import LIST_MAX, DeadLetters
 from headrace.gateway.decisions import Decide, accept_gaps, retire_producer
 from headrace.gateway.heartbeats import Heartbeats
+from headrace.gateway.incoming import BodyRoom, Incoming, IncomingReply
 from headrace.gateway.joined import Joined
 from headrace.gateway.metrics import Metrics
 from headrace.gateway.openapi import openapi_body
 from headrace.gateway.parameters import number_parameter, read_parameters, stream_parameter
-from headrace.gateway.problems import Response, problem_response, unknown_stream
+from headrace.gateway.problems import (
+    Response,
+    failure_response,
+    problem_response,
+    unknown_stream,
+)
 from headrace.gateway.proxy import EngineProxy
-from headrace.gateway.reading import BodyReader
 from headrace.gateway.requests import (
     JSON_HEADERS,
     EventsRequest,
@@ -41,14 +47,14 @@ from headrace.gateway.requests import (
 from headrace.gateway.status import Status
 from headrace.log.contract import LogReader
 from headrace.model.definitions import Project
-from headrace.model.errors import HeadraceError, RequestError
+from headrace.model.errors import RequestError
 from headrace.model.settings import Settings
 
 __all__ = ["GatewayApp"]
 
 logger = logging.getLogger("headrace.gateway")
 
-Handler = Callable[[Any, Any], Awaitable["Response | None"]]
+Handler = Callable[[Incoming], Awaitable[Response | None]]
 
 _VIEW_PATH = re.compile(r"/v1/views/([^/]+)(?:/(changes|deadletters|rebuild|repair|snapshot))?")
 _STREAM_PATH = re.compile(
@@ -59,8 +65,8 @@ _QUERY_BODY_BYTES_MAX = 1 * 1024 * 1024
 
 
 class GatewayApp:
-    """An RSGI application. Answers (None from a handler means it has answered by itself) go out
-    in one place, so that every failure becomes a problem document."""
+    """Answers (None from a handler means it has answered by itself) go out in one place, so that
+    every failure becomes a problem document."""
 
     def __init__(
         self,
@@ -80,7 +86,8 @@ class GatewayApp:
         self._proxy = proxy
         self._joined = Joined(proxy)
         self._metrics = metrics
-        self._bodies = BodyReader(settings.gateway, committer)
+        self.room = BodyRoom(settings.gateway.queue_bytes_max, committer)
+        self._request_bytes_max = settings.gateway.request_bytes_max
         self._deadletters = DeadLetters(settings, reader, committer.decoders, committer.account)
         self._heartbeats = Heartbeats(project, committer)
         self._state = Status(project, committer, reader, metrics)
@@ -89,6 +96,7 @@ class GatewayApp:
         self._loop = asyncio.get_running_loop()
         self.is_draining = False
         self.forwarding: set[asyncio.Task[Any]] = set()
+        self._answering: set[asyncio.Task[None]] = set()
         # path → method → (scope, handler)
         self._routes: dict[str, dict[str, tuple[str | None, Handler]]] = {
             "/v1/deadletters": {"GET": ("admin", self._list_deadletters)},
@@ -122,49 +130,71 @@ class GatewayApp:
             "resume": {"POST": ("admin", self._forward_about_stream)},
         }
 
-    async def __rsgi__(self, scope: Any, protocol: Any) -> None:
+    def handle(self, request: Incoming) -> None:
+        """Answers now or later; never raises."""
+        if request.path == "/v1/events" and request.method == "POST":
+            self._take_events(request)
+        else:
+            task = self._loop.create_task(self._answer(request))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+
+    async def _answer(self, request: Incoming) -> None:
         try:
-            if scope.path == "/v1/events" and scope.method == "POST":
-                response: Response | None = await self._events(scope, protocol)
-            else:
-                response = await self._route(scope, protocol)
-        except RequestError as error:
-            response = problem_response(error)
-            if error.code == "method-not-allowed":
-                response[1].append(("allow", error.hint.removeprefix("use ")))
-        except HeadraceError as error:
-            response = problem_response(
-                RequestError(503, error.code, error.message, hint=error.hint)
-            )
+            response = await self._route(request)
         except ConnectionAbortedError:
-            raise  # an answer that broke off half-way must not end as if it were whole
+            request.break_off()
+            return
         except Exception as error:
-            logger.error("a request could not be handled", exc_info=error)
-            response = problem_response(
-                RequestError(500, "internal", "the gateway failed", hint="see its log")
-            )
+            response = failure_response(error)
         if response is not None:
-            self._metrics.add_response(response[0])
-            protocol.response_bytes(*response)
+            self._finish(request, response)
+
+    def _finish(self, request: Incoming, response: Response) -> None:
+        self._metrics.add_response(response[0])
+        request.respond(response)
 
     @property
     def is_reading(self) -> bool:
-        return self._bodies.reading > 0
+        return self.room.reading > 0
 
-    async def sweep(self) -> None:
+    async def sweep(self, connections: Connections) -> None:
         """Once a second: cut slow clients, pick up new tokens."""
         while True:
             await asyncio.sleep(1.0)
-            self._bodies.cut_slow_clients()
+            connections.sweep()
             self._access.refresh()
 
     # ---------------------------------------------------------------------------------- events
 
-    async def _events(self, scope: Any, protocol: Any) -> Response:
-        headers = scope.headers
-        name = stream_parameter(scope.query_string)
+    def _take_events(self, request: Incoming) -> None:
+        """No task and no future: at many small requests these would cost more than all the rest."""
+        try:
+            expected = self._expected(request)
+        except Exception as error:
+            self._finish(request, failure_response(error))
+            return
+
+        def submit(body: bytes) -> None:
+            self._metrics.body_bytes += len(body)
+            expected.body = body
+            expected.received_at_microseconds = time.time_ns() // 1000
+            try:
+                self._committer.submit(expected)
+            except RequestError as error:
+                refuse(error)
+
+        def refuse(error: RequestError) -> None:
+            self._finish(request, problem_response(error))
+
+        request.collect(self._request_bytes_max, submit, refuse)
+
+    def _expected(self, request: Incoming) -> EventsRequest:
+        """What the head says of the events, before there is a body. Raises RequestError."""
+        headers = request.headers
+        name = stream_parameter(request.query_string)
         stream = self._streams.get(name) or self._streams.get(name.lower())
-        self._access.check(headers, scope.authority, f"ingest:{stream or name}")
+        self._access.check(headers, request.authority, f"ingest:{stream or name}")
         if stream is None:
             raise unknown_stream(name, self._project.streams)
         if self.is_draining:
@@ -173,38 +203,21 @@ class GatewayApp:
         retry_key = read_retry_key(headers)
         sent_at = read_sent_at(headers)
         encoding = check_encoding(_header(headers, "content-encoding"))
+        kind = body_kind(_header(headers, "content-type"))
         time_hint = None
         if is_binary(headers):
             key = binary_key(headers)
             retry_key = key if retry_key is None else retry_key
             time_hint = _header(headers, "ce-time")
-            body_kind(_header(headers, "content-type"))
             kind = BodyKind.ONE
-        else:
-            kind = body_kind(_header(headers, "content-type"))
-        body = await self._bodies.read(protocol, headers)
-        self._metrics.body_bytes += len(body)
-        future: asyncio.Future[Response] = self._loop.create_future()
-        self._committer.submit(
-            EventsRequest(
-                stream,
-                body,
-                kind,
-                encoding,
-                retry_key,
-                time.time_ns() // 1000,
-                future,
-                time_hint,
-                sent_at,
-            )
-        )
-        return await future
+        answer = IncomingReply(self._finish, request)
+        return EventsRequest(stream, b"", kind, encoding, retry_key, 0, answer, time_hint, sent_at)
 
-    async def _post_heartbeats(self, scope: Any, protocol: Any) -> Response:
-        body = await self._bodies.read(protocol, scope.headers, _QUERY_BODY_BYTES_MAX)
+    async def _post_heartbeats(self, request: Incoming) -> Response:
+        body = await request.read(_QUERY_BODY_BYTES_MAX)
 
         def check(stream: str) -> None:
-            self._access.check(scope.headers, scope.authority, f"ingest:{stream}")
+            self._access.check(request.headers, request.authority, f"ingest:{stream}")
 
         received = time.time_ns() // 1000
         beats = self._heartbeats.read(body, received, check)
@@ -213,8 +226,8 @@ class GatewayApp:
 
     # --------------------------------------------------------------------------------- routing
 
-    async def _route(self, scope: Any, protocol: Any) -> Response | None:
-        path, method = scope.path, scope.method
+    async def _route(self, request: Incoming) -> Response | None:
+        path, method = request.path, request.method
         routes = self._routes.get(path)
         if routes is None:
             view = _VIEW_PATH.fullmatch(path)
@@ -225,12 +238,12 @@ class GatewayApp:
             elif path == "/v1/events":
                 routes = {"POST": ("admin", self._forward)}
             else:
-                self._access.check(scope.headers, scope.authority, None)
+                self._access.check(request.headers, request.authority, None)
                 raise RequestError(
                     404, "unknown-path", "there is nothing at this path", hint="see /openapi.json"
                 )
         if method not in routes:
-            self._access.check(scope.headers, scope.authority, None)
+            self._access.check(request.headers, request.authority, None)
             raise RequestError(
                 405,
                 "method-not-allowed",
@@ -240,37 +253,35 @@ class GatewayApp:
         needed, handler = routes[method]
         if self.is_draining and method == "POST":
             raise _stopping()
-        self._access.check(scope.headers, scope.authority, needed)
-        return await handler(scope, protocol)
+        self._access.check(request.headers, request.authority, needed)
+        return await handler(request)
 
-    async def _forward(self, scope: Any, protocol: Any) -> Response | None:
+    async def _forward(self, request: Incoming) -> Response | None:
         body = b""
-        if scope.method == "POST":
-            body = await self._bodies.read(protocol, scope.headers, _QUERY_BODY_BYTES_MAX)
+        if request.method == "POST":
+            body = await request.read(_QUERY_BODY_BYTES_MAX)
         # The path that was checked, encoded whole: the engine must read the very same from it.
-        target = quote(scope.path, safe="/")
-        if scope.query_string:
-            target += "?" + scope.query_string
+        target = quote(request.path, safe="/")
+        if request.query_string:
+            target += "?" + request.query_string
         task = asyncio.current_task()
         assert task is not None
         self.forwarding.add(task)
         try:
-            status = await self._proxy.forward(
-                protocol, scope.method, target, scope.headers.items(), body
-            )
+            status = await self._proxy.forward(request, target, body)
         finally:
             self.forwarding.discard(task)
         self._metrics.add_response(status)
         return None
 
-    async def _forward_about_stream(self, scope: Any, protocol: Any) -> Response | None:
-        self._stream_of(scope.path)
-        return await self._forward(scope, protocol)
+    async def _forward_about_stream(self, request: Incoming) -> Response | None:
+        self._stream_of(request.path)
+        return await self._forward(request)
 
     # ------------------------------------------------------------------------------ the gateway's
 
-    async def _list_deadletters(self, scope: Any, protocol: Any) -> Response:
-        parameters = read_parameters(scope.query_string)
+    async def _list_deadletters(self, request: Incoming) -> Response:
+        parameters = read_parameters(request.query_string)
         stream = parameters.get("stream", [None])[0]
         if stream is not None:
             stream = self._known_stream(stream)
@@ -290,67 +301,67 @@ class GatewayApp:
         assert named is not None, "only paths of streams come here"
         return self._known_stream(named.group(1))
 
-    async def _completeness(self, scope: Any, protocol: Any) -> Response:
-        stream = self._stream_of(scope.path)
-        parameters = read_parameters(scope.query_string)
+    async def _completeness(self, request: Incoming) -> Response:
+        stream = self._stream_of(request.path)
+        parameters = read_parameters(request.query_string)
         after = parameters.get("after", [""])[0]
         limit = number_parameter(parameters, "limit", 100, 1, PRODUCERS_MAX)
         page = await asyncio.to_thread(self._watch.document, stream, after, limit)
         return 200, JSON_HEADERS, msgspec.json.encode(page)
 
-    async def _accept_gaps(self, scope: Any, protocol: Any) -> Response:
-        return await self._decide(scope, protocol, accept_gaps)
+    async def _accept_gaps(self, request: Incoming) -> Response:
+        return await self._decide(request, accept_gaps)
 
-    async def _retire_producer(self, scope: Any, protocol: Any) -> Response:
-        return await self._decide(scope, protocol, retire_producer)
+    async def _retire_producer(self, request: Incoming) -> Response:
+        return await self._decide(request, retire_producer)
 
-    async def _decide(self, scope: Any, protocol: Any, decide: Decide) -> Response:
-        stream = self._stream_of(scope.path)
-        body = await self._bodies.read(protocol, scope.headers, _QUERY_BODY_BYTES_MAX)
+    async def _decide(self, request: Incoming, decide: Decide) -> Response:
+        stream = self._stream_of(request.path)
+        body = await request.read(_QUERY_BODY_BYTES_MAX)
         job = decide(stream, body, time.time_ns() // 1000)
         return 200, JSON_HEADERS, msgspec.json.encode(await self._committer.run_job(job))
 
-    async def _resubmit(self, scope: Any, protocol: Any) -> Response:
-        body = await self._bodies.read(protocol, scope.headers, _ADMIN_BODY_BYTES_MAX)
+    async def _resubmit(self, request: Incoming) -> Response:
+        body = await request.read(_ADMIN_BODY_BYTES_MAX)
         job = self._deadletters.resubmit(body, self._loop)
         return 200, JSON_HEADERS, msgspec.json.encode(await self._committer.run_job(job))
 
-    async def _discard(self, scope: Any, protocol: Any) -> Response:
-        body = await self._bodies.read(protocol, scope.headers, _ADMIN_BODY_BYTES_MAX)
+    async def _discard(self, request: Incoming) -> Response:
+        body = await request.read(_ADMIN_BODY_BYTES_MAX)
         job = self._deadletters.discard(body)
         return 200, JSON_HEADERS, msgspec.json.encode(await self._committer.run_job(job))
 
-    async def _list_streams(self, scope: Any, protocol: Any) -> Response:
+    async def _list_streams(self, request: Incoming) -> Response:
         streams = await asyncio.to_thread(self._state.streams)
         return 200, JSON_HEADERS, msgspec.json.encode({"streams": streams})
 
-    async def _status(self, scope: Any, protocol: Any) -> Response:
+    async def _status(self, request: Incoming) -> Response:
         status = await self._joined.document("/v1/status", self._state.gateway)
         return 200, JSON_HEADERS, msgspec.json.encode(status)
 
-    async def _ledger(self, scope: Any, protocol: Any) -> Response:
+    async def _ledger(self, request: Incoming) -> Response:
         sums = await self._joined.document("/v1/ledger", self._state.ledger)
         return 200, JSON_HEADERS, msgspec.json.encode(sums)
 
-    async def _show_metrics(self, scope: Any, protocol: Any) -> Response:
+    async def _show_metrics(self, request: Incoming) -> Response:
         text = await self._joined.metrics(self._metrics)
         return 200, [("content-type", "text/plain; version=0.0.4; charset=utf-8")], text
 
-    async def _healthz(self, scope: Any, protocol: Any) -> Response:
+    async def _healthz(self, request: Incoming) -> Response:
         if self._committer.failure is not None:
             raise RequestError(
                 503, "log-failed", "the log cannot be written", hint="see the gateway's log"
             )
         return 200, JSON_HEADERS, b'{"state":"up"}'
 
-    async def _readyz(self, scope: Any, protocol: Any) -> Response:
-        await self._healthz(scope, protocol)
+    async def _readyz(self, request: Incoming) -> Response:
+        await self._healthz(request)
         if self.is_draining:
             raise _stopping()
         await self._joined.read("/healthz")
         return 200, JSON_HEADERS, b'{"state":"ready"}'
 
-    async def _openapi(self, scope: Any, protocol: Any) -> Response:
+    async def _openapi(self, request: Incoming) -> Response:
         return 200, JSON_HEADERS, openapi_body()
 
 

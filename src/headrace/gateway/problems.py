@@ -3,14 +3,17 @@ carried by a RequestError, and is documented in docs/reference/errors.md."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 import msgspec
 
 from headrace.model.definitions import Stream
-from headrace.model.errors import RequestError
+from headrace.model.errors import HeadraceError, RequestError
 
-__all__ = ["Response", "problem_body", "problem_response", "unknown_stream"]
+__all__ = ["Response", "failure_response", "problem_body", "problem_response", "unknown_stream"]
+
+logger = logging.getLogger("headrace.gateway")
 
 # status, headers, body: what a handler hands back to the server
 Response = tuple[int, list[tuple[str, str]], bytes]
@@ -29,6 +32,7 @@ _TITLES = {
     421: "Misdirected Request",
     422: "Unprocessable Content",
     429: "Too Many Requests",
+    431: "Request Header Fields Too Large",
     500: "Internal Server Error",
     502: "Bad Gateway",
     503: "Service Unavailable",
@@ -64,3 +68,16 @@ def problem_response(error: RequestError) -> Response:
     if error.status == 401:
         headers.append(("www-authenticate", 'Bearer realm="headrace"'))
     return error.status, headers, problem_body(error.status, error.code, error.message, error.hint)
+
+
+def failure_response(error: Exception) -> Response:
+    """For whatever a handler raised; what is not meant for the client goes to the log."""
+    if isinstance(error, RequestError):
+        response = problem_response(error)
+        if error.code == "method-not-allowed":
+            response[1].append(("allow", error.hint.removeprefix("use ")))
+        return response
+    if isinstance(error, HeadraceError):
+        return problem_response(RequestError(503, error.code, error.message, hint=error.hint))
+    logger.error("a request could not be handled", exc_info=error)
+    return problem_response(RequestError(500, "internal", "the gateway failed", hint="see its log"))

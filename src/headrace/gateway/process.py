@@ -17,14 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from granian.constants import HTTPModes, Interfaces
-from granian.http import HTTP1Settings
-from granian.server.embed import Server
 
 from headrace.gateway.access import Access
 from headrace.gateway.app import GatewayApp
 from headrace.gateway.committer import Committer
 from headrace.gateway.completeness import ProducerWatch
+from headrace.gateway.connections import Connections
 from headrace.gateway.deadletters import finish_resubmissions
 from headrace.gateway.idle import IdleWatch
 from headrace.gateway.metrics import Metrics
@@ -161,36 +159,26 @@ async def _serve(
     metrics.producers = watch.metrics
     app = GatewayApp(settings, project, access, committer, reader, proxy, metrics, watch)
     metrics.forwarding = lambda: len(app.forwarding)
-    server = Server(
-        app,
-        address=settings.gateway.host,
-        port=port,
-        interface=Interfaces.RSGI,
-        http=HTTPModes.http1,
-        websockets=False,
-        backlog=1_024,
-        backpressure=settings.gateway.connections_max,
-        http1_settings=HTTP1Settings(
-            header_read_timeout=settings.gateway.request_seconds_max * 1_000
-        ),
-        log_enabled=False,
+    connections = Connections(
+        app.handle,
+        app.room,
+        settings.gateway.connections_max,
+        settings.gateway.request_seconds_max,
     )
     address_file = settings.run_directory / "gateway.json"
-    server.on_startup(lambda: _announce(settings.gateway.host, port, address_file))
     committer.start()
-    sweeping = loop.create_task(app.sweep())
+    server = await connections.listen(settings.gateway.host, port)
+    _announce(settings.gateway.host, port, address_file)
+    sweeping = loop.create_task(app.sweep(connections))
     watching = loop.create_task(IdleWatch(project.streams, committer, reader).run())
     producers = loop.create_task(watch.watch())
-    serving = loop.create_task(server.serve())
-    waiting = loop.create_task(stopping.wait())
-    await asyncio.wait((serving, waiting), return_when=asyncio.FIRST_COMPLETED)
+    await stopping.wait()
     app.is_draining = True
     try:
         await _drain(app, committer)
-        server.stop()  # type: ignore[no-untyped-call]
-        await serving
+        server.close()
+        await connections.close()
     finally:
-        waiting.cancel()
         sweeping.cancel()
         watching.cancel()
         producers.cancel()

@@ -8,9 +8,6 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from granian._granian import RSGIProtocolClosed
 
 from headrace.gateway.exchange import (
     Answer,
@@ -19,6 +16,7 @@ from headrace.gateway.exchange import (
     NoConnection,
     StaleConnection,
 )
+from headrace.gateway.incoming import Incoming
 from headrace.model.errors import RequestError
 from headrace.model.settings import Settings
 
@@ -140,14 +138,7 @@ class EngineProxy:
         except (BrokenExchange, TimeoutError) as error:
             raise EngineAway(str(error) or "it takes too long") from None
 
-    async def forward(
-        self,
-        protocol: Any,
-        method: str,
-        target: str,
-        headers: Iterable[tuple[str, str]],
-        body: bytes,
-    ) -> int:
+    async def forward(self, request: Incoming, target: str, body: bytes) -> int:
         """Pass the engine's answer on, a long one part by part as it comes; a client that goes
         away ends the engine's work on it. Returns the status. Raises EngineAway while nothing
         was sent yet, ConnectionAbortedError when the answer broke off half-way."""
@@ -160,51 +151,42 @@ class EngineProxy:
             has_left = True
             task.cancel()
 
-        leaving = protocol.client_disconnect()
+        leaving = request.left()
         leaving.add_done_callback(leave)
         try:
-            return await self._pass_on(protocol, method, target, headers, body)
+            return await self._pass_on(request, target, body)
         except asyncio.CancelledError:
             if not has_left or task.uncancel():
                 raise
             return CLIENT_LEFT
         finally:
-            # not awaited: it would only end with the connection, which other requests go on using
             leaving.remove_done_callback(leave)
-            leaving.cancel()
 
-    async def _pass_on(
-        self,
-        protocol: Any,
-        method: str,
-        target: str,
-        headers: Iterable[tuple[str, str]],
-        body: bytes,
-    ) -> int:
-        answer = await self.open(method, target, headers, body)
+    async def _pass_on(self, request: Incoming, target: str, body: bytes) -> int:
+        answer = await self.open(request.method, target, request.headers.items(), body)
         try:
             returned = [pair for pair in answer.headers if pair[0] not in _NOT_RETURNED]
             if answer.length is not None and answer.length <= WHOLE_BYTES_MAX:
-                protocol.response_bytes(
-                    answer.status, returned, await answer.whole(WHOLE_BYTES_MAX)
-                )
+                request.respond((answer.status, returned, await answer.whole(WHOLE_BYTES_MAX)))
             else:
                 if answer.length is not None:
                     returned.append(("content-length", str(answer.length)))
-                await _copy(answer, protocol.response_stream(answer.status, returned))
+                request.begin_stream(answer.status, returned)
+                await _copy(answer, request)
         except BrokenExchange as error:
             raise EngineAway(str(error)) from None
-        except RSGIProtocolClosed:
+        except ConnectionResetError:
             return CLIENT_LEFT
         finally:
             answer.close()
         return answer.status
 
 
-async def _copy(answer: Answer, transport: Any) -> None:
+async def _copy(answer: Answer, request: Incoming) -> None:
     try:
         while part := await answer.next_part():
-            await transport.send_bytes(part)
+            await request.send_part(part)
+        request.end_stream()
     except BrokenExchange as error:
         # The status is sent already. An answer with a length does not look complete then; a change
         # feed ends, and its reader comes back with the position it has.

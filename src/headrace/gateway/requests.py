@@ -3,7 +3,6 @@ recognised, and what it is answered."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,13 +32,39 @@ JSON_HEADERS = [("content-type", "application/json")]
 RETRIED_HEADERS = [*JSON_HEADERS, ("headrace-retried", "true")]
 
 
-class Headers(Protocol):
-    """What is used of the server's header object; names are lower case. `get` gives the default
-    for a value that is not ASCII too: only `in` says that there is none. It is also faster."""
+class Headers(dict[str, str]):
+    """Header fields by lower-case name; equal names are joined by commas. A value that is not
+    ASCII can only be asked for with `in`: `get` gives the default."""
 
-    def __contains__(self, key: str) -> bool: ...
+    def __init__(self) -> None:
+        super().__init__()
+        self._unreadable: set[str] = set()
 
-    def get(self, key: str, default: str | None = None) -> str | None: ...
+    def add(self, name: bytes, value: bytes) -> None:
+        key = name.decode("latin-1").lower()
+        try:
+            text = value.decode("ascii")
+        except UnicodeDecodeError:
+            self._unreadable.add(key)
+            self.pop(key, None)
+            return
+        if dict.__contains__(self, key):
+            text = f"{self[key]}, {text}"
+        if not self._unreadable or key not in self._unreadable:
+            self[key] = text
+
+    def __contains__(self, key: object) -> bool:
+        return dict.__contains__(self, key) or key in self._unreadable
+
+
+class Reply(Protocol):
+    """Where a request's answer is put, once, on the event loop: a future, or what acts like one."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, response: Response, /) -> None: ...
+
+    def set_exception(self, error: RequestError, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +89,7 @@ class EventsRequest:
     encoding: str
     retry_key: RetryKey
     received_at_microseconds: int
-    future: asyncio.Future[Response]
+    future: Reply
     time_hint: str | None = None  # the ce-time header of a binary CloudEvent
     sent_at_microseconds: int | None = None  # the Headrace-Sent-At header
     first_received_at_microseconds: int | None = None  # of an event that is submitted again

@@ -50,6 +50,7 @@ class EngineServer:
         self.requests: list[tuple[str, dict[str, str], bytes]] = []
         self.connections = 0
         self.sent_bytes = 0
+        self.is_starting = False
         self.go_on = asyncio.Event()
         self.left = threading.Event()
         self._loop = asyncio.new_event_loop()
@@ -133,6 +134,8 @@ class EngineServer:
             except ConnectionError:
                 self.left.set()
                 raise
+        elif target == "/readyz":
+            await self._whole(writer, 503 if self.is_starting else 200, b"{}")
         elif target == "/v1/views/endless":
             writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
             try:
@@ -240,6 +243,9 @@ def test_the_engine_reads_the_path_that_was_checked(
 
 def test_status_metrics_and_readiness_join_both(shared_gateway: Any, engine: EngineServer) -> None:
     assert shared_gateway.client.get("/readyz").status_code == 200
+    engine.is_starting = True
+    ready = shared_gateway.client.get("/readyz")
+    assert (ready.status_code, ready.json()["code"]) == (503, "engine-starting")
     status = shared_gateway.client.get("/v1/status").json()
     assert status["engine"]["state"] == "up"
     assert status["gateway"]["state"] == "up"

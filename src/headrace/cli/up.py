@@ -23,7 +23,7 @@ from headrace.cli.logs import LogFormat
 from headrace.cli.options import ProjectFolder
 from headrace.cli.output import say
 from headrace.cli.project import read_definitions, read_settings
-from headrace.model.errors import ClientError, DefinitionErrors, SettingsError
+from headrace.model.errors import DefinitionErrors, SettingsError
 from headrace.model.settings import Settings
 
 __all__ = ["command"]
@@ -122,7 +122,7 @@ def _supervised(settings: Settings, port: int, log_format: LogFormat) -> int:
     def is_ready() -> bool:
         if not (settings.run_directory / "gateway.json").exists():
             return False
-        return _engine_is_live(settings) and Address(gateway_url(settings), None).answers("/readyz")
+        return Address(gateway_url(settings), None).answers("/readyz")
 
     def on_ready() -> None:
         url = gateway_url(settings)
@@ -139,18 +139,6 @@ def _supervised(settings: Settings, port: int, log_format: LogFormat) -> int:
         for name in ("gateway", "engine")
     }
     return Supervisor(commands, environment, log_format, is_ready, on_ready).run()
-
-
-def _engine_is_live(settings: Settings) -> bool:
-    """Asked at the engine's own address: the gateway may want a token for its status."""
-    from headrace.cli.calls import Address
-
-    try:
-        said = json.loads((settings.run_directory / "engine.json").read_text())
-        address = Address(f"http://127.0.0.1:{said['port']}", None, said["secret"])
-        return bool(address.get("/v1/status")["engine"]["state"] == "live")
-    except (OSError, ValueError, KeyError, ClientError):
-        return False
 
 
 def _end_with_parent() -> None:

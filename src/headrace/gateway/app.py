@@ -358,7 +358,7 @@ class GatewayApp:
         await self._healthz(request)
         if self.is_draining:
             raise _stopping()
-        await self._joined.read("/healthz")
+        await self._joined.require_started()
         return 200, JSON_HEADERS, b'{"state":"ready"}'
 
     async def _openapi(self, request: Incoming) -> Response:

@@ -10,6 +10,7 @@ import msgspec
 
 from headrace.gateway.metrics import Metrics
 from headrace.gateway.proxy import EngineAway, EngineProxy
+from headrace.model.errors import RequestError
 
 __all__ = ["Joined"]
 
@@ -28,6 +29,18 @@ class Joined:
         if code != 200:
             raise EngineAway(f"it answers with status {code}")
         return body
+
+    async def require_started(self) -> None:
+        """Raises EngineAway, or RequestError 503 while the engine has yet to open its views."""
+        code, _ = await self._proxy.read("/readyz", ENGINE_ANSWER_SECONDS_MAX)
+        if code != 200:
+            raise RequestError(
+                503,
+                "engine-starting",
+                "the engine is starting and has not opened its views yet",
+                hint="events are taken already; try again shortly",
+                retry_after_seconds=2,
+            )
 
     async def document(self, path: str, own: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The engine's document with the gateway's own part in it; `engine` says when the

@@ -49,6 +49,7 @@ ROUTES = (
     _route("GET", "/v1/status", operations.status),
     _route("GET", "/metrics", operations.metrics),
     _route("GET", "/healthz", operations.health, is_open=True),
+    _route("GET", "/readyz", operations.ready, is_open=True),
 )
 
 

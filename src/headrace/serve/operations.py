@@ -26,6 +26,11 @@ async def health(services: Services, request: Request, name: str) -> Response:
     return json_response(b'{"status":"ok"}')
 
 
+async def ready(services: Services, request: Request, name: str) -> Response:
+    services.require_started()
+    return json_response(b'{"status":"ready"}')
+
+
 async def status(services: Services, request: Request, name: str) -> Response:
     def read() -> bytes:
         engine = services.control.status()

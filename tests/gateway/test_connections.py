@@ -131,6 +131,55 @@ def test_what_is_not_a_request_is_refused_in_words(shared_gateway: Any, what: st
     assert len(shared_gateway.stored("notes")) == before
 
 
+def test_what_came_before_a_malformed_request_is_answered(shared_gateway: Any) -> None:
+    """What is durable must not go without its answer because of what follows."""
+    last = post(fields="Connection: close\r\n")
+    get = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    before = len(shared_gateway.stored("notes"))
+    for sent, wanted in (
+        (post() + post() + b"no request\r\n\r\n", [200, 200, 400]),
+        (post() + post(fields="Transfer-Encoding: chunked\r\n"), [200, 400]),
+        (post() + MALFORMED["an upgrade with a body"] + post(), [200, 400]),
+        (last + b"no request\r\n\r\n", [200]),
+        (last + get, [200]),
+    ):
+        with connect(shared_gateway) as sock:
+            sock.sendall(sent)
+            rest = b""
+            for status in wanted:
+                found, _, _, rest = read_answer(sock, rest)
+                assert found == status
+            assert rest == b""
+            assert is_ended(sock)
+    assert len(shared_gateway.stored("notes")) == before + 6
+
+
+CHUNKED = b"HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+BROKEN = {
+    "a bad chunk": (b"POST /v1/heartbeats " + CHUNKED, b"zz\r\n", 400),
+    "a bad chunk at once": (b"", b"POST /v1/heartbeats " + CHUNKED + b"zz\r\n", 400),
+    "a bad chunk that nobody wants": (b"GET /healthz " + CHUNKED, b"zz\r\n", 200),
+    "an endless trailer": (b"POST /v1/heartbeats " + CHUNKED, b"0\r\nX: " + b"y" * 300_000, 431),
+    "endless trailers": (b"POST /v1/heartbeats " + CHUNKED, b"0\r\n" + b"X:y\r\n" * 60_000, 431),
+    "a coding that is not known": (
+        b"",
+        b"POST /v1/heartbeats " + CHUNKED.replace(b"chunked", b"gzip, chunked"),
+        415,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_body_is_refused_in_words(shared_gateway: Any, what: str) -> None:
+    first, then, wanted = BROKEN[what]
+    with connect(shared_gateway) as sock:
+        sock.sendall(first)
+        time.sleep(0.05)
+        sock.sendall(then)
+        status, fields, _, _ = read_answer(sock)
+        assert (status, fields["connection"]) == (wanted, "close")
+
+
 @pytest.mark.parametrize("is_ended_head", [True, False])
 def test_a_head_has_a_bound(shared_gateway: Any, is_ended_head: bool) -> None:
     with connect(shared_gateway) as sock:
@@ -149,6 +198,16 @@ def test_an_upgrade_is_not_taken_and_an_absolute_address_is(shared_gateway: Any)
         assert read_answer(sock)[0] == 200
         sock.sendall(b"GET http://elsewhere/healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert read_answer(sock)[0] == 421
+
+
+def test_hundreds_of_upgrades_in_one_piece(shared_gateway: Any) -> None:
+    wish = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n"
+    with connect(shared_gateway) as sock:
+        sock.sendall(wish * 1_200)
+        rest = b""
+        for _ in range(1_200):
+            status, _, _, rest = read_answer(sock, rest)
+            assert status == 200
 
 
 def test_old_clients_and_those_that_want_no_more_are_left(shared_gateway: Any) -> None:

@@ -4,12 +4,14 @@ server in the engine's place."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -339,6 +341,46 @@ def test_a_client_that_leaves_before_the_answer_ends_the_work(
     with pytest.raises(httpx.ReadTimeout):
         httpx.get(f"{shared_gateway.url}/v1/views/slow", timeout=0.2)
     assert engine.left.wait(20)
+
+
+def test_a_body_that_nobody_wants_is_not_kept(shared_gateway: Any, engine: EngineServer) -> None:
+    def resident_mebibytes() -> int:
+        lines = Path(f"/proc/{shared_gateway.process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) // 1024
+
+    before = resident_mebibytes()
+    head = b"GET /v1/views/slow HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000001\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", shared_gateway.port), timeout=20) as sock:
+        sock.sendall(head)
+        for _ in range(100):
+            sock.sendall(bytes(1_000_000))
+        assert resident_mebibytes() < before + 40
+    assert engine.left.wait(20)
+
+
+def test_an_end_tells_who_waits_and_breaks_off_who_subscribes(
+    make_gateway: Callable[..., Any],
+) -> None:
+    gateway = make_gateway()
+    engine = EngineServer(gateway)
+    try:
+        with (
+            socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as waiting,
+            socket.create_connection(("127.0.0.1", gateway.port), timeout=20) as subscribed,
+        ):
+            waiting.sendall(b"GET /v1/views/slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            subscribed.sendall(b"GET /v1/views/v/changes HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert subscribed.recv(12) == b"HTTP/1.1 200"
+            while len(engine.requests) < 2:
+                time.sleep(0.01)
+            started = time.monotonic()
+            assert gateway.stop() == 0
+            assert time.monotonic() - started < 1.9
+            assert waiting.recv(65_536).startswith(b"HTTP/1.1 503")
+            with contextlib.suppress(ConnectionResetError):
+                assert not subscribed.recv(65_536).endswith(b"0\r\n\r\n")
+    finally:
+        engine.close()
 
 
 def test_a_restarted_engine_is_found(shared_gateway: Any, engine: EngineServer) -> None:

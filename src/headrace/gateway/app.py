@@ -145,25 +145,39 @@ class GatewayApp:
         except ConnectionAbortedError:
             request.break_off()
             return
+        except asyncio.CancelledError:
+            self._stop_answering(request)
+            raise
         except Exception as error:
             response = failure_response(error)
         if response is not None:
             self._finish(request, response)
 
+    def _stop_answering(self, request: Incoming) -> None:
+        """What the gateway's end cuts short: a subscription breaks off."""
+        if request.is_answered:
+            request.break_off()
+        else:
+            self._finish(request, problem_response(_stopping()))
+
     def _finish(self, request: Incoming, response: Response) -> None:
-        self._metrics.add_response(response[0])
-        request.respond(response)
+        if not request.is_answered:
+            self._metrics.add_response(response[0])
+            request.respond(response)
 
     @property
     def is_reading(self) -> bool:
         return self.room.reading > 0
 
     async def sweep(self, connections: Connections) -> None:
-        """Once a second: cut slow clients, pick up new tokens."""
+        """Once a second: cut slow clients, pick up new tokens. No failure may end this."""
         while True:
             await asyncio.sleep(1.0)
-            connections.sweep()
-            self._access.refresh()
+            try:
+                connections.sweep()
+                self._access.refresh()
+            except Exception as error:
+                logger.error("slow clients or new tokens were not looked at", exc_info=error)
 
     # ---------------------------------------------------------------------------------- events
 

@@ -37,6 +37,11 @@ class Head:
         path, _, self.query_string = address.partition("#")[0].partition("?")
         self.path = unquote(path, errors="replace") if "%" in path else path
 
+    @property
+    def is_asking(self) -> bool:
+        """Whether the client waits to be told that its body is wanted."""
+        return self.version == "1.1" and self.headers.get("expect", "").lower() == "100-continue"
+
 
 def read_head(method: bytes, target: bytes, headers: Headers, version: str) -> Head:
     """Raises RequestError for an address that cannot be read."""
@@ -81,6 +86,8 @@ class BodyRoom:
 class Outgoing(Protocol):
     """What a request needs of its connection."""
 
+    def count(self, status: int) -> None: ...
+
     def write(self, data: bytes) -> None: ...
 
     def end_answer(self) -> None: ...
@@ -99,12 +106,12 @@ class Incoming:
 
     __slots__ = (
         "_announced",
+        "_body",
         "_bytes_max",
         "_connection",
         "_deliver",
         "_is_chunked",
         "_left",
-        "_parts",
         "_refuse",
         "_room",
         "_size",
@@ -128,7 +135,7 @@ class Incoming:
         self._room = room
         length = head.headers.get("content-length")
         self._announced = int(length) if length is not None else None
-        self._parts: list[bytes] = []
+        self._body: bytes | bytearray = b""
         self._size = 0
         self._taken = 0
         self._bytes_max = -1  # nobody collects it yet
@@ -151,12 +158,15 @@ class Incoming:
         """Calls one of the two, now or later, once: the whole body, or why it is not taken (413
         beyond `bytes_max`, 429 when memory is spoken for, 408 when it takes too long, 400 when it
         was cut off)."""
+        if self.is_lost and not self.is_whole:
+            refuse(_cut_off())
+            return
         self._bytes_max, self._deliver, self._refuse = bytes_max, deliver, refuse
         self._room.reading += 1
         size = self._size if self._announced is None else self._announced
         if self._claim(size) and self.is_whole:
             self._hand_over()
-        elif self._deliver is not None and self.headers.get("expect", "").lower() == "100-continue":
+        elif self._deliver is not None and self.head.is_asking:
             self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     async def read(self, bytes_max: int) -> bytes:
@@ -175,9 +185,14 @@ class Incoming:
         return await found
 
     def add_part(self, part: bytes) -> None:
-        if self.is_answered:
-            return  # what is still coming is of no use
-        self._parts.append(part)
+        if self.is_answered or self.method != "POST":
+            return  # nobody wants it
+        if not self._size:
+            self._body = part
+        else:
+            if isinstance(self._body, bytes):
+                self._body = bytearray(self._body)  # small parts by themselves would take far more
+            self._body += part
         self._size += len(part)
         if self._announced is None and self._deliver is not None:
             self._claim(len(part))
@@ -193,7 +208,8 @@ class Incoming:
         if refuse is not None:
             self._stop_collecting()
             refuse(error)
-        elif not self.is_answered:
+        elif not self.is_answered and not self.is_lost:
+            self._connection.count(error.status)
             self.respond(problem_response(error))
 
     def _claim(self, size: int) -> bool:
@@ -209,16 +225,16 @@ class Incoming:
         return True
 
     def _hand_over(self) -> None:
-        deliver, parts = self._deliver, self._parts
+        deliver, body = self._deliver, self._body
         assert deliver is not None
         self._stop_collecting()
-        deliver(parts[0] if len(parts) == 1 else b"".join(parts))
+        deliver(bytes(body))
 
     def _stop_collecting(self) -> None:
         self._room.give_back(self._taken)
         self._room.reading -= 1
         self._taken = 0
-        self._parts = []
+        self._body = b""
         self._deliver = self._refuse = None
 
     # ---------------------------------------------------------------------------- its answer
@@ -233,7 +249,10 @@ class Incoming:
         self._end()
 
     def begin_stream(self, status: int, headers: list[tuple[str, str]]) -> None:
-        """An answer that goes out part by part, in chunks where its length is not given."""
+        """An answer that goes out part by part, in chunks where its length is not given. Raises
+        ConnectionResetError when nobody waits for it any more."""
+        if self.is_answered or self.is_lost:
+            raise ConnectionResetError
         has_length = any(name == "content-length" for name, _ in headers)
         self._is_chunked = not has_length and self.head.version == "1.1"
         if not has_length and not self._is_chunked:
@@ -279,14 +298,7 @@ class Incoming:
         if self._left is not None and not self._left.done():
             self._left.set_result(None)
         if not self.is_whole:
-            self.fail(
-                RequestError(
-                    400,
-                    "body-cut-off",
-                    "the body ended before it was whole",
-                    hint="send the request again",
-                )
-            )
+            self.fail(_cut_off())
 
     def _answer_head(self, status: int, headers: list[tuple[str, str]]) -> bytes:
         if not self.is_whole or self.head.version != "1.1":
@@ -327,6 +339,15 @@ def answer_head(
     line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
     kept = "" if is_kept else "connection: close\r\n"
     return f"{line}{fields}{date_line}{kept}\r\n".encode("latin-1", "replace")
+
+
+def _cut_off() -> RequestError:
+    return RequestError(
+        400,
+        "body-cut-off",
+        "the body ended before it was whole",
+        hint="send the request again",
+    )
 
 
 def _too_large(bytes_max: int) -> RequestError:

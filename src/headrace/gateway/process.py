@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import json
 import logging
@@ -71,17 +72,22 @@ def run_gateway(settings: Settings, project: Project) -> int:
     _do_without_pandas()
     gc.freeze()  # what is loaded by now stays: no collection needs to look at it again
     access = Access(settings)
-    port = _usable_port(settings.gateway.host, settings.gateway.port)
-    settings.run_directory.mkdir(parents=True, exist_ok=True)
-    writer = open_writer(settings.log_directory, project.streams, settings.log, settings.gateway)
+    listener = _listen(settings.gateway.host, settings.gateway.port)
     try:
-        reader = open_reader(settings.log_directory, project.streams)
+        settings.run_directory.mkdir(parents=True, exist_ok=True)
+        writer = open_writer(
+            settings.log_directory, project.streams, settings.log, settings.gateway
+        )
         try:
-            _run(_serve(settings, project, port, access, writer, reader))
+            reader = open_reader(settings.log_directory, project.streams)
+            try:
+                _run(_serve(settings, project, listener, access, writer, reader))
+            finally:
+                reader.close()
         finally:
-            reader.close()
+            writer.close()
     finally:
-        writer.close()
+        listener.close()
     return 0
 
 
@@ -120,26 +126,31 @@ def _do_without_pandas() -> None:
         sys.meta_path.remove(finder)
 
 
-def _usable_port(host: str, port: int) -> int:
-    """The port itself, or a free one for 0. The server would share a port with whoever else
-    listens there; two gateways must not."""
+def _listen(host: str, port: int) -> socket.socket:
+    """Listens from now on, so that nobody else can: who comes before all is ready has to wait. For
+    port 0 the system chooses a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host.strip("[]"), port))
-            return int(probe.getsockname()[1])
-        except OSError as error:
-            raise SettingsError(
-                f"{host}:{port} cannot be listened on: {error.strerror}",
-                hint="another program has the port; stop it or set gateway.port",
-            ) from None
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host.strip("[]"), port))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        is_taken = error.errno == errno.EADDRINUSE
+        raise SettingsError(
+            f"{host}:{port} cannot be listened on: {error.strerror}",
+            hint="another program has the port; stop it or set gateway.port"
+            if is_taken
+            else "set gateway.host to an address of this machine and gateway.port to a free port",
+        ) from None
+    return listener
 
 
 async def _serve(
     settings: Settings,
     project: Project,
-    port: int,
+    listener: socket.socket,
     access: Access,
     writer: LogWriter,
     reader: LogReader,
@@ -161,14 +172,15 @@ async def _serve(
     metrics.forwarding = lambda: len(app.forwarding)
     connections = Connections(
         app.handle,
+        metrics.add_response,
         app.room,
         settings.gateway.connections_max,
         settings.gateway.request_seconds_max,
     )
     address_file = settings.run_directory / "gateway.json"
     committer.start()
-    server = await connections.listen(settings.gateway.host, port)
-    _announce(settings.gateway.host, port, address_file)
+    server = await connections.listen(listener)
+    _announce(settings.gateway.host, int(listener.getsockname()[1]), address_file)
     sweeping = loop.create_task(app.sweep(connections))
     watching = loop.create_task(IdleWatch(project.streams, committer, reader).run())
     producers = loop.create_task(watch.watch())

@@ -221,3 +221,18 @@ async def test_counts_add_up_whatever_becomes_of_the_events(tmp_path: Path) -> N
     assert counts.is_conserved
     assert committer.conservation.violations == {}
     assert len(watched.groups) == 1
+
+
+async def test_an_answer_that_fails_keeps_no_other_from_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(asyncio.Future[Any]):
+        def set_result(self, result: Any) -> None:
+            raise OSError("no connection")
+
+    results, _, committer = await outcomes(tmp_path, [(NOTE, None)])
+    replies = [Broken(), asyncio.get_running_loop().create_future()]
+    each = [EventsRequest("notes", NOTE, BodyKind.ONE, "identity", None, 0, r) for r in replies]
+    committer._deliver([(request, results[0]) for request in each])
+    assert replies[1].result() == results[0]
+    assert "no connection" in caplog.text

@@ -219,6 +219,19 @@ def test_a_body_behind_others_whose_client_leaves_takes_no_room() -> None:
     serve(try_it)
 
 
+def test_a_client_that_is_found_gone_by_its_answer_is_nobody_else_s_trouble() -> None:
+    async def try_it(served: Served) -> None:
+        head = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        _, writer = await served.connect(head + b"more")
+        request = await served.request()
+        writer.close()
+        await writer.wait_closed()
+        request.respond(OK)
+        await served.until(lambda: served.open == 0)
+
+    serve(try_it)
+
+
 def test_a_body_in_small_chunks_takes_no_more_than_its_size() -> None:
     async def try_it(served: Served) -> None:
         head = POST.replace(b"Content-Length: 4", b"Transfer-Encoding: chunked")

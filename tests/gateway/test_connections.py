@@ -245,7 +245,7 @@ def test_a_client_may_ask_before_it_sends_a_body(shared_gateway: Any) -> None:
 
 
 def test_a_refusal_is_seen_by_who_is_still_sending(shared_gateway: Any) -> None:
-    body = b"x" * 3_000_000
+    body = b"x" * 30_000_000
     with connect(shared_gateway) as sock:
         sock.sendall(post(body, stream="nowhere"))
         status, fields, _, _ = read_answer(sock)

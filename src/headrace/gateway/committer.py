@@ -158,10 +158,13 @@ class Committer:
             future = request.future
             if future.done():
                 continue  # the client has gone; its retry is recognised
-            if isinstance(outcome, RequestError):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
+            try:
+                if isinstance(outcome, RequestError):
+                    future.set_exception(outcome)
+                else:
+                    future.set_result(outcome)
+            except Exception as error:  # the others of the group must have their answers
+                logger.error("an answer could not be given", exc_info=error)
 
     # ------------------------------------------------------------------------ on the decode thread
 

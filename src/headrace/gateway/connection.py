@@ -43,7 +43,7 @@ logger = logging.getLogger("headrace.gateway")
 
 IDLE_SECONDS_MAX = 75.0
 LINGER_SECONDS_MAX = 5.0
-LINGER_BYTES_MAX = 4 * 1024 * 1024
+LINGER_BYTES_MAX = 64 * 1024 * 1024
 
 
 class Connection(asyncio.Protocol):
@@ -286,10 +286,10 @@ class Connection(asyncio.Protocol):
     def expire(self) -> None:
         """The client took too long."""
         if self.is_lingering:
-            if self._transport is not None and self._transport.get_write_buffer_size():
+            if self._has_unsent:
                 self.deadline = time.monotonic() + LINGER_SECONDS_MAX
-            else:
-                self.abort()
+            elif self._transport is not None:
+                self._transport.close()
         elif self._reading is not None:
             self.deadline = time.monotonic() + LINGER_SECONDS_MAX
             if self._reading is self._waiting[0]:  # the others wait for it, not for the client
@@ -311,6 +311,10 @@ class Connection(asyncio.Protocol):
         self._unsent_bytes = unsent
         self.reader_deadline = time.monotonic() + IDLE_SECONDS_MAX
 
+    @property
+    def _has_unsent(self) -> bool:
+        return self._transport is not None and self._transport.get_write_buffer_size() > 0
+
     def close_when_idle(self) -> None:
         if self.is_lingering or not self._waiting:
             self._close()
@@ -329,9 +333,14 @@ class Connection(asyncio.Protocol):
     def _linger(self) -> None:
         """The client is told that nothing more comes, while what it still sends is thrown away."""
         self._begin_to_linger()
-        if self._transport is not None:
-            self._transport.write_eof()
+        if self._transport is None:
+            return
+        try:
+            if not self._has_unsent:
+                self._transport.write_eof()
             self._transport.resume_reading()
+        except OSError:  # the client is gone: what was written just now has shown it
+            self.abort()
 
     def _begin_to_linger(self) -> None:
         self.is_lingering = True

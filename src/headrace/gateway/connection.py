@@ -43,7 +43,8 @@ logger = logging.getLogger("headrace.gateway")
 
 IDLE_SECONDS_MAX = 75.0
 LINGER_SECONDS_MAX = 5.0
-LINGER_BYTES_MAX = 64 * 1024 * 1024
+LINGER_BYTES_MAX = 4 * 1024 * 1024
+LINGER_ANNOUNCED_BYTES_MAX = 64 * 1024 * 1024
 
 
 class Connection(asyncio.Protocol):
@@ -122,7 +123,10 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self.is_lingering or self._is_deaf:
             self._thrown_bytes += len(data)
-            if self._thrown_bytes > LINGER_BYTES_MAX:
+            is_bounded = self._reading is not None and self._reading.is_announced
+            if self._thrown_bytes > (
+                LINGER_ANNOUNCED_BYTES_MAX if is_bounded else LINGER_BYTES_MAX
+            ):
                 self.abort()
                 return
             if self._reading is None:

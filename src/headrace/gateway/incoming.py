@@ -197,6 +197,11 @@ class Incoming:
         if self._announced is None and self._deliver is not None:
             self._claim(len(part))
 
+    @property
+    def is_announced(self) -> bool:
+        """Whether the body's length was said before."""
+        return self._announced is not None
+
     def end_body(self) -> None:
         self.is_whole = True
         if self._deliver is not None:

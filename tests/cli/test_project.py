@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from headrace.cli import checks, exits
+from headrace.cli.calls import gateway_url
+from headrace.model.settings import GatewaySettings, Settings
 
 
 @pytest.fixture
@@ -115,3 +117,17 @@ def test_tokens_are_made_listed_and_revoked(headrace: Callable[..., Any], projec
     assert headrace("token", "revoke", "till", *where).code == 0
     assert headrace("token", "revoke", "till", *where).code == exits.MISTAKE
     assert "nobody" in headrace("token", "list", *where).out
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("::1", "http://[::1]:80"),
+        ("[::1]", "http://[::1]:80"),
+        ("[::]", "http://127.0.0.1:80"),
+    ],
+)
+def test_a_gateway_is_called_where_its_settings_put_it(tmp_path: Path, host: str, url: str) -> None:
+    settings = Settings(tmp_path, gateway=GatewaySettings(host=host, port=80))
+    assert gateway_url(settings) == url

@@ -48,7 +48,7 @@ def running_gateway(settings: Settings) -> Running | None:
 def gateway_url(settings: Settings) -> str:
     """Where the project's gateway says it is, else where its settings put it."""
     running = running_gateway(settings)
-    host = running.host if running else settings.gateway.host
+    host = (running.host if running else settings.gateway.host).strip("[]")
     port = running.port if running else settings.gateway.port
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1"

@@ -202,11 +202,12 @@ async def _serve(
 
 
 def _announce(host: str, port: int, file: Path) -> None:
+    host = host.strip("[]")
     content = {"pid": os.getpid(), "host": host, "port": port}
     temporary = file.with_name(f".{file.name}")
     temporary.write_text(json.dumps(content))
     temporary.replace(file)
-    logger.info("listening at http://%s:%d", host, port)
+    logger.info("listening at http://%s:%d", f"[{host}]" if ":" in host else host, port)
 
 
 async def _drain(app: GatewayApp, committer: Committer) -> None:

@@ -65,10 +65,11 @@ def follow(
 
 
 def test_one_message_per_tick_with_rows_before_and_after(shop: Any) -> None:
-    shop.tick(income=[("ann", "70.00")])
     with follow(shop) as followed:
         assert followed.response.headers["content-type"] == "text/event-stream"
         messages = iter(followed)
+        shop.tick(income=[("ann", "70.00")])
+        next(messages)  # it has read the store; the next tick reaches it live
         shop.control.watermarks["income"] = 3_000_000
         shop.control.pending_events = 9
         shop.tick(income=[("ann", "10.00"), ("bob", "1.00")])
@@ -101,9 +102,12 @@ def test_replay_and_live_join_without_a_seam(shop: Any) -> None:
 
 def test_a_replayed_message_equals_the_live_one_but_for_completeness(shop: Any) -> None:
     with follow(shop) as followed:
+        messages = iter(followed)
         shop.tick(income=[("ann", "1.00")])
-        _, live = next(iter(followed))
-    with follow(shop, after=0) as followed:
+        next(messages)  # it has read the store; the next tick reaches it live
+        shop.tick(income=[("ann", "2.00")])
+        _, live = next(messages)
+    with follow(shop, after=1) as followed:
         _, replayed = next(iter(followed))
     ledger = shop.store.ledger(1).to_pylist()[0]["committed_at"]
     assert replayed["freshness"].pop("committed_at") == ledger.isoformat(

@@ -9,6 +9,7 @@ import pytest
 
 from headrace.log.contract import (
     NO_EVENT_TIME,
+    Advance,
     DeadLetter,
     Group,
     PartitionBatch,
@@ -44,6 +45,26 @@ def test_a_reader_before_any_writer_sees_an_empty_log(backend: Any, shop: Any) -
     writer = backend.writer([stream])
     writer.append(Group((shop.to(stream, 1, 0, 4),)))
     assert reader.ends("transactions") == (0, 4, 0)
+
+
+def test_the_version_moves_whenever_something_can_be_seen(backend: Any, shop: Any) -> None:
+    stream = shop.stream()
+    reader = backend.reader([stream])
+    seen = [reader.version()]
+    writer = backend.writer([stream])
+    for group in (
+        Group((shop.to(stream, 1, 0, 4),)),
+        Group((), advances=(Advance("transactions", 1, 9_000_000_000_000_000, "idle"),)),
+        Group((shop.to(stream, 0, 4, 1),)),
+    ):
+        writer.append(group)
+        seen.append(reader.version())
+        assert reader.version() == seen[-1]
+    writer.close()
+    more = shop.stream("refunds", partitions=2_000)  # so many that the file of ends is replaced
+    backend.writer([stream, more]).append(Group((shop.to(more, 7, 5, 1),)))
+    seen.append(reader.version())
+    assert len(set(seen)) == len(seen)
 
 
 def test_offsets_count_on_per_partition_without_holes(backend: Any, shop: Any) -> None:

@@ -286,6 +286,10 @@ class LogBatch:
 class LogReader(Protocol):
     """Readers never block writers and take no lock. Any number may be open in any process."""
 
+    def version(self) -> int:
+        """Another number whenever starts(), ends() or maxima() of any stream has moved. The
+        cheapest question: asked a hundred times a second while nothing happens."""
+
     def starts(self, stream: str) -> tuple[int, ...]:
         """The first offset still held, per partition."""
 

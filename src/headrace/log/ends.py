@@ -126,6 +126,8 @@ class EndsReader:
 
     @property
     def version(self) -> int:
+        """Moves on whenever something is published."""
+        self._follow()
         return int(self._words[_VERSION]) if self._words is not None else 0
 
     @property

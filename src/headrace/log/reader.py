@@ -47,6 +47,9 @@ class EmbeddedReader:
         self._streams = {stream.name.lower(): stream for stream in streams}
         self._schemas = {name: stored_schema(s) for name, s in self._streams.items()}
 
+    def version(self) -> int:
+        return self._files.ends.version
+
     def starts(self, stream: str) -> tuple[int, ...]:
         return tuple(start for start, _, _ in self._bounds(stream))
 

@@ -19,7 +19,7 @@ from typing import NoReturn
 from headrace.cli import exits
 from headrace.cli.logs import LogFormat, configure
 from headrace.model.errors import HeadraceError
-from headrace.model.settings import load_settings
+from headrace.model.settings import Settings, load_settings
 
 __all__ = ["LIFELINE", "LOG_FORMAT", "main"]
 
@@ -34,17 +34,24 @@ def _end_with(lifeline: int) -> None:
 
 
 def _run(name: str, directory: Path) -> int:
-    from headrace.compile import load_project
-
     settings = load_settings(directory)
-    project = load_project(directory)
-    if name == "gateway":
-        from headrace.gateway.process import run_gateway
+    if name == "engine":
+        return _run_engine(settings, directory)
+    from headrace.compile import load_project
+    from headrace.gateway.process import run_gateway
 
-        return run_gateway(settings, project)
-    from headrace.engine.process import run_engine
+    return run_gateway(settings, load_project(directory))
 
-    return run_engine(settings, project)
+
+def _run_engine(settings: Settings, directory: Path) -> int:
+    """Java takes longest to start: whatever else is needed is imported after it was begun."""
+    from headrace.engine.session import started_spark
+
+    with started_spark(settings) as starting:
+        from headrace.compile import load_project
+        from headrace.engine.process import run_engine
+
+        return run_engine(settings, load_project(directory), starting)
 
 
 def main() -> None:

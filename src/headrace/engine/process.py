@@ -7,15 +7,14 @@ import gc
 import logging
 import signal
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from headrace.engine.control import EngineControl
 from headrace.engine.engine import Engine
-from headrace.engine.java import Java, find_java
-from headrace.engine.session import archive_classes, start_spark, stop_spark, warm_workers
+from headrace.engine.java import Java
+from headrace.engine.session import archive_classes, warm_workers
 from headrace.log.embedded import open_reader
 from headrace.model.definitions import Project
 from headrace.model.errors import HeadraceError
@@ -31,9 +30,12 @@ __all__ = ["run_engine"]
 log = logging.getLogger("headrace.engine")
 
 
-def run_engine(settings: Settings, project: Project) -> int:
+def run_engine(
+    settings: Settings, project: Project, starting: Future[tuple[Java, SparkSession]]
+) -> int:
     """Runs until SIGTERM or SIGINT, then ends after the tick under way; the exit code says whether
-    it ended of its own accord. Queries are answered from the store while Spark still starts.
+    it ended of its own accord. Queries are answered from the store while Spark still starts, see
+    `started_spark`.
 
     Raises StoreLockedError when another engine holds the project's store.
     """
@@ -48,7 +50,7 @@ def run_engine(settings: Settings, project: Project) -> int:
 
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
-    with _started_spark(settings) as starting, contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as opened:
         store = open_store(settings.store_file, settings.store)
         opened.callback(store.close)
         reader = open_reader(settings.log_directory, project.streams)
@@ -77,20 +79,3 @@ def run_engine(settings: Settings, project: Project) -> int:
             return 1
     log.info("engine ended")
     return 0
-
-
-@contextlib.contextmanager
-def _started_spark(settings: Settings) -> Iterator[Future[tuple[Java, SparkSession]]]:
-    """Spark starts on a thread of its own while other things are opened, and ends with this."""
-    with ThreadPoolExecutor(1, "spark") as pool:
-        starting = pool.submit(_start_spark, settings)
-        try:
-            yield starting
-        finally:
-            if starting.exception() is None:
-                stop_spark(starting.result()[1])
-
-
-def _start_spark(settings: Settings) -> tuple[Java, SparkSession]:
-    java = find_java()
-    return java, start_spark(settings, java)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +19,13 @@ from headrace.model.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["archive_classes", "start_spark", "stop_spark", "warm_workers"]
+__all__ = ["archive_classes", "start_spark", "started_spark", "stop_spark", "warm_workers"]
 
 log = logging.getLogger("headrace.engine")
 
 _SETTINGS = {
     "spark.ui.enabled": "false",
+    "spark.sql.extensions.test.loadFromCp": "false",  # the machine learning library: a second
     "spark.sql.ansi.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.adaptive.enabled": "false",
@@ -39,6 +43,26 @@ _SETTINGS = {
     "spark.task.maxFailures": "1",
     "spark.sql.debug.maxToStringFields": "10",
 }
+
+
+@contextlib.contextmanager
+def started_spark(settings: Settings) -> Iterator[Future[tuple[Java, SparkSession]]]:
+    """Spark starts on a thread of its own while other things are imported and opened, and ends
+    with this. What its thread needs is imported first: Java starts a second sooner for it."""
+    with ThreadPoolExecutor(1, "spark") as pool:
+        starting = pool.submit(_start, settings)
+        import pyspark.sql  # noqa: F401
+
+        try:
+            yield starting
+        finally:
+            if starting.exception() is None:
+                stop_spark(starting.result()[1])
+
+
+def _start(settings: Settings) -> tuple[Java, SparkSession]:
+    java = find_java()
+    return java, start_spark(settings, java)
 
 
 def start_spark(settings: Settings, java: Java | None = None) -> SparkSession:

@@ -33,6 +33,7 @@ from headrace.gateway.conservation import Conservation, Counts, count_group
 from headrace.gateway.decoding import StreamDecoder, StreamRows
 from headrace.gateway.grouping import Draft, GroupBuilder, Outcome
 from headrace.gateway.metrics import Metrics
+from headrace.gateway.refusals import queue_full
 from headrace.gateway.requests import EventsRequest
 from headrace.log.contract import Appended, LogWriter
 from headrace.model.definitions import Project
@@ -50,7 +51,6 @@ __all__ = ["Committer"]
 
 logger = logging.getLogger("headrace.gateway")
 
-RETRY_AFTER_SECONDS = 1
 LITTLE_QUEUED_BYTES = 256 * 1024
 LINGER_SECONDS = 0.0003
 LINGERINGS_MAX = 5
@@ -122,13 +122,7 @@ class Committer:
             self.queue_requests >= self._settings.queue_requests_max
             or self.queue_bytes + size > self._settings.queue_bytes_max
         ):
-            raise RequestError(
-                429,
-                "queue-full",
-                "more requests are waiting than the gateway holds",
-                hint="send again after Retry-After; larger batches cost less each",
-                retry_after_seconds=RETRY_AFTER_SECONDS,
-            )
+            raise queue_full("more requests are waiting than the gateway holds")
         self.queue_requests += 1
         self.queue_bytes += size
         self._incoming.put(request)
@@ -136,13 +130,7 @@ class Committer:
     async def run_job(self, run: Callable[[LogWriter], Any]) -> Any:
         """The result of run(writer), done between two groups. Raises what it raises."""
         if self.jobs_waiting >= _JOBS_MAX:
-            raise RequestError(
-                429,
-                "queue-full",
-                "too many administrative requests at once",
-                hint="send again after Retry-After",
-                retry_after_seconds=RETRY_AFTER_SECONDS,
-            )
+            raise queue_full("too many administrative requests at once")
         future: asyncio.Future[Any] = self._loop.create_future()
         self.jobs_waiting += 1
         try:

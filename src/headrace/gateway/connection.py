@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import httptools
 
-from headrace.gateway.incoming import Incoming, answer_head, read_head
+from headrace.gateway.incoming import Incoming, read_head, whole_answer
 from headrace.gateway.problems import problem_response
 from headrace.gateway.refusals import (
     HEAD_BYTES_MAX,
@@ -371,8 +371,6 @@ class Connection(asyncio.Protocol):
             self._tell(error)
 
     def _tell(self, error: RequestError) -> None:
-        status, headers, body = problem_response(error)
-        headers.append(("content-length", str(len(body))))
-        self.write(answer_head(status, headers, self.date_line, is_kept=False) + body)
-        self.count(status)
+        self.write(whole_answer(problem_response(error), self.date_line, is_kept=False))
+        self.count(error.status)
         self._linger()

@@ -8,12 +8,13 @@ from http import HTTPStatus
 from typing import Protocol
 from urllib.parse import unquote
 
-from headrace.gateway.committer import RETRY_AFTER_SECONDS, Committer
+from headrace.gateway.committer import Committer
 from headrace.gateway.problems import Response, problem_response
+from headrace.gateway.refusals import address_not_ascii, body_cut_off, body_too_large, queue_full
 from headrace.gateway.requests import Headers
 from headrace.model.errors import RequestError
 
-__all__ = ["BodyRoom", "Head", "Incoming", "IncomingReply", "answer_head", "read_head"]
+__all__ = ["BodyRoom", "Head", "Incoming", "IncomingReply", "read_head", "whole_answer"]
 
 _STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n" for s in HTTPStatus}
 
@@ -48,12 +49,7 @@ def read_head(method: bytes, target: bytes, headers: Headers, version: str) -> H
     try:
         return Head(method.decode("ascii"), target, headers, version)
     except UnicodeDecodeError:
-        raise RequestError(
-            400,
-            "malformed-request",
-            "the address has characters that are not ASCII",
-            hint="percent-encode them",
-        ) from None
+        raise address_not_ascii() from None
 
 
 class BodyRoom:
@@ -70,13 +66,7 @@ class BodyRoom:
         """Raises RequestError 429 when memory is spoken for."""
         held = self._committer.queue_bytes + self._taken_bytes
         if held and held + size > self._bytes_max:
-            raise RequestError(
-                429,
-                "queue-full",
-                "more bytes are waiting than the gateway holds",
-                hint="send again after Retry-After",
-                retry_after_seconds=RETRY_AFTER_SECONDS,
-            )
+            raise queue_full("more bytes are waiting than the gateway holds")
         self._taken_bytes += size
 
     def give_back(self, size: int) -> None:
@@ -114,7 +104,6 @@ class Incoming:
         "_left",
         "_refuse",
         "_room",
-        "_size",
         "_taken",
         "authority",
         "head",
@@ -136,7 +125,6 @@ class Incoming:
         length = head.headers.get("content-length")
         self._announced = int(length) if length is not None else None
         self._body: bytes | bytearray = b""
-        self._size = 0
         self._taken = 0
         self._bytes_max = -1  # nobody collects it yet
         self._deliver: Callable[[bytes], None] | None = None
@@ -159,11 +147,11 @@ class Incoming:
         beyond `bytes_max`, 429 when memory is spoken for, 408 when it takes too long, 400 when it
         was cut off)."""
         if self.is_lost and not self.is_whole:
-            refuse(_cut_off())
+            refuse(body_cut_off())
             return
         self._bytes_max, self._deliver, self._refuse = bytes_max, deliver, refuse
         self._room.reading += 1
-        size = self._size if self._announced is None else self._announced
+        size = len(self._body) if self._announced is None else self._announced
         if self._claim(size) and self.is_whole:
             self._hand_over()
         elif self._deliver is not None and self.head.is_asking:
@@ -187,13 +175,12 @@ class Incoming:
     def add_part(self, part: bytes) -> None:
         if self.is_answered or self.method != "POST":
             return  # nobody wants it
-        if not self._size:
+        if not self._body:
             self._body = part
         else:
             if isinstance(self._body, bytes):
                 self._body = bytearray(self._body)  # small parts by themselves would take far more
             self._body += part
-        self._size += len(part)
         if self._announced is None and self._deliver is not None:
             self._claim(len(part))
 
@@ -221,7 +208,7 @@ class Incoming:
         """Whether there is room for so many bytes more. Otherwise it is refused."""
         try:
             if self._taken + size > self._bytes_max:
-                raise _too_large(self._bytes_max)
+                raise body_too_large(self._bytes_max)
             self._room.take(size)
         except RequestError as error:
             self.fail(error)
@@ -246,11 +233,16 @@ class Incoming:
 
     def respond(self, response: Response) -> None:
         """The whole answer; nothing happens when the client has gone or has one already."""
-        status, headers, body = response
         if self.is_answered or self.is_lost:
             return
-        head = self._answer_head(status, [*headers, ("content-length", str(len(body)))])
-        self._connection.write(head if self.method == "HEAD" else head + body)
+        self._connection.write(
+            whole_answer(
+                response,
+                self._connection.date_line,
+                is_kept=self._may_be_kept(),
+                is_head_only=self.method == "HEAD",
+            )
+        )
         self._end()
 
     def begin_stream(self, status: int, headers: list[tuple[str, str]]) -> None:
@@ -263,7 +255,9 @@ class Incoming:
         if not has_length and not self._is_chunked:
             self.head.is_kept = False  # it ends with the connection
         framing = [("transfer-encoding", "chunked")] if self._is_chunked else []
-        self._connection.write(self._answer_head(status, [*headers, *framing]))
+        is_kept = self._may_be_kept()
+        head = _answer_head(status, [*headers, *framing], self._connection.date_line, is_kept)
+        self._connection.write(head)
         self.is_answered = True
 
     async def send_part(self, part: bytes) -> None:
@@ -303,12 +297,13 @@ class Incoming:
         if self._left is not None and not self._left.done():
             self._left.set_result(None)
         if not self.is_whole:
-            self.fail(_cut_off())
+            self.fail(body_cut_off())
 
-    def _answer_head(self, status: int, headers: list[tuple[str, str]]) -> bytes:
+    def _may_be_kept(self) -> bool:
+        """Whether the connection can take another request; from now on `head` says so."""
         if not self.is_whole or self.head.version != "1.1":
             self.head.is_kept = False
-        return answer_head(status, headers, self._connection.date_line, self.head.is_kept)
+        return self.head.is_kept
 
     def _end(self) -> None:
         self.is_answered = True
@@ -337,28 +332,19 @@ class IncomingReply:
         self._finish(self._request, problem_response(error))
 
 
-def answer_head(
+def whole_answer(
+    response: Response, date_line: str, *, is_kept: bool, is_head_only: bool = False
+) -> bytes:
+    status, headers, body = response
+    framed = [*headers, ("content-length", str(len(body)))]
+    head = _answer_head(status, framed, date_line, is_kept)
+    return head if is_head_only else head + body
+
+
+def _answer_head(
     status: int, headers: list[tuple[str, str]], date_line: str, is_kept: bool
 ) -> bytes:
     fields = "".join([f"{name}: {value}\r\n" for name, value in headers])
     line = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
     kept = "" if is_kept else "connection: close\r\n"
     return f"{line}{fields}{date_line}{kept}\r\n".encode("latin-1", "replace")
-
-
-def _cut_off() -> RequestError:
-    return RequestError(
-        400,
-        "body-cut-off",
-        "the body ended before it was whole",
-        hint="send the request again",
-    )
-
-
-def _too_large(bytes_max: int) -> RequestError:
-    return RequestError(
-        413,
-        "body-too-large",
-        f"the body has more than {bytes_max} bytes",
-        hint="send smaller batches; the bound is gateway.request_bytes_max",
-    )

@@ -1,4 +1,4 @@
-"""Why a connection refuses what comes over it, before anybody has a request to answer."""
+"""What the gateway refuses of a connection, a request's head or the way its body comes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from headrace.model.errors import RequestError
 
 __all__ = [
     "HEAD_BYTES_MAX",
+    "address_not_ascii",
+    "body_cut_off",
+    "body_too_large",
     "check_head",
     "head_too_large",
     "malformed",
+    "queue_full",
     "too_many_connections",
     "too_slow",
 ]
@@ -57,6 +61,40 @@ def malformed(reason: str) -> RequestError:
         "malformed-request",
         f"this is not HTTP/1.1: {reason}",
         hint="send the request again as HTTP/1.1",
+    )
+
+
+def address_not_ascii() -> RequestError:
+    return RequestError(
+        400,
+        "malformed-request",
+        "the address has characters that are not ASCII",
+        hint="percent-encode them",
+    )
+
+
+def body_cut_off() -> RequestError:
+    return RequestError(
+        400, "body-cut-off", "the body ended before it was whole", hint="send the request again"
+    )
+
+
+def body_too_large(bytes_max: int) -> RequestError:
+    return RequestError(
+        413,
+        "body-too-large",
+        f"the body has more than {bytes_max} bytes",
+        hint="send smaller batches; the bound is gateway.request_bytes_max",
+    )
+
+
+def queue_full(reason: str) -> RequestError:
+    return RequestError(
+        429,
+        "queue-full",
+        reason,
+        hint="send again after Retry-After; larger batches cost less each",
+        retry_after_seconds=RETRY_AFTER_SECONDS,
     )
 
 

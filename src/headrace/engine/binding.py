@@ -7,38 +7,21 @@ refuses after that is this view's fault alone.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headrace.compile import bind_view
+from headrace.engine.analysis import Analysis
 from headrace.engine.groupings import Grouping, expressions_of, groupings_of
-from headrace.engine.marks import DECISION, judged_column
 from headrace.engine.passes import aggregate_sql
-from headrace.engine.source import POSITION_COLUMNS, Source, unscaled_column
 from headrace.model.definitions import Stream
 from headrace.model.errors import DefinitionError
 from headrace.model.plan import BoundView, ViewPlan
-from headrace.model.types import DataType, TypeSyntaxError, type_from_arrow
+from headrace.model.types import DataType, TypeSyntaxError
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-__all__ = ["bind", "declare_stream", "expression_types"]
-
-
-def declare_stream(spark: SparkSession, stream: Stream, views: Iterable[str] = ()) -> None:
-    """A temporary view with the stream's name, columns, position columns and the marks of these
-    views, and no rows: what expressions are analysed against."""
-    source = Source(Path(), stream, ())
-    unscaled = [name for c in stream.columns if (name := unscaled_column(c)) is not None]
-    marks = [DECISION, *map(judged_column, views)]
-    names = [*(c.name for c in stream.columns), *unscaled, *POSITION_COLUMNS, *marks]
-    chosen = [f"CAST(NULL AS {source.type_of(name)}) AS `{name}`" for name in names]
-    spark.range(0).selectExpr(*chosen).createOrReplaceTempView(stream.name)
+__all__ = ["bind", "expression_types"]
 
 
 def expression_types(
-    spark: SparkSession, stream: Stream, groupings: Iterable[Grouping]
+    analysis: Analysis, stream: Stream, groupings: Iterable[Grouping]
 ) -> dict[str, DataType]:
     """Spark's type of every expression the groupings mention, by its text."""
     texts = [text for grouping in groupings for text in expressions_of(grouping)]
@@ -46,25 +29,25 @@ def expression_types(
     if not wanted:
         return {}
     chosen = ", ".join(f"{sql} AS c{number}" for number, sql in enumerate(wanted))
-    found = _result_types(spark, f"SELECT {chosen} FROM `{stream.name}`")
+    found = analysis.types(stream, f"SELECT {chosen} FROM `{stream.name}`")
     return dict(zip(wanted, found, strict=True))
 
 
-def bind(spark: SparkSession, stream: Stream, plan: ViewPlan) -> BoundView:
+def bind(analysis: Analysis, stream: Stream, plan: ViewPlan) -> BoundView:
     """Raises DefinitionError with Spark's own words when it does not accept the view."""
     from pyspark.errors import PySparkException
 
     main, *distincts = groupings_of(plan, stream)
     try:
-        types = expression_types(spark, stream, [main, *distincts])
+        types = expression_types(analysis, stream, [main, *distincts])
         partials: list[DataType] = []
         if plan.partials:
             chosen = ", ".join(
                 f"{aggregate_sql(p.function, (p.input, *p.order))} AS c{number}"
                 for number, p in enumerate(plan.partials)
             )
-            partials = _result_types(spark, f"SELECT {chosen} FROM `{stream.name}`")
-        outputs = _result_types(spark, plan.sql)
+            partials = analysis.types(stream, f"SELECT {chosen} FROM `{stream.name}`")
+        outputs = analysis.types(stream, plan.sql)
     except PySparkException as error:
         raise DefinitionError(
             f"view {plan.view}: Spark does not accept it: {first_line(error)}",
@@ -82,13 +65,6 @@ def bind(spark: SparkSession, stream: Stream, plan: ViewPlan) -> BoundView:
         distincts={d.name: types[d.input] for d in plan.distincts},
         outputs=dict(zip((f.name for f in plan.finals), outputs, strict=True)),
     )
-
-
-def _result_types(spark: SparkSession, sql: str) -> list[DataType]:
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    schema = to_arrow_schema(spark.sql(sql).schema, timezone="UTC")
-    return [type_from_arrow(field.type) for field in schema]
 
 
 def first_line(error: Exception) -> str:

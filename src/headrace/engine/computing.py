@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.engine.analysis import Analysis
 from headrace.engine.duplicates import Verdict, find_duplicates
 from headrace.engine.failures import data_failure
 from headrace.engine.judging import Judge
@@ -90,9 +91,15 @@ class Computer:
     """Holds the prepared plans. Runs on the tick's thread."""
 
     def __init__(
-        self, spark: SparkSession, reader: LogReader, store: Store, settings: Settings
+        self,
+        spark: SparkSession,
+        analysis: Analysis,
+        reader: LogReader,
+        store: Store,
+        settings: Settings,
     ) -> None:
         self._spark = spark
+        self._analysis = analysis
         self._store = store
         self._settings = settings
         self._lanes = settings.engine.cores_used
@@ -302,6 +309,7 @@ class Computer:
                 self._plans.pop(next(iter(self._plans)))
             plan = PreparedPlan(
                 self._spark,
+                self._analysis,
                 self._settings.log_directory,
                 stream,
                 [view.running_plan.plan for view in views],

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from headrace.engine.analysis import Analysis
 from headrace.engine.control import EngineControl
 from headrace.engine.opening import open_views, restart_view
 from headrace.engine.tick import Ticker, TickResult
@@ -70,7 +71,7 @@ class Engine:
     ) -> None:
         self._settings = settings
         self._project = project
-        self._spark = spark
+        self._analysis = Analysis(spark, settings.run_directory / "types.json")
         self._reader = reader
         self._store = store
         self._control = control
@@ -81,7 +82,9 @@ class Engine:
         self._failures = 0
         self._stopping = False
         generation = store.claim()
-        self._ticker = Ticker(spark, reader, store, settings, generation, publisher.watched)
+        self._ticker = Ticker(
+            spark, self._analysis, reader, store, settings, generation, publisher.watched
+        )
         control.set_state("starting", "opening the views", generation)
 
     def stop(self) -> None:
@@ -93,10 +96,11 @@ class Engine:
         # Until it is known how far the views are, retention may take nothing.
         nothing_taken = {s.name: (0,) * s.partitions for s in self._project.streams}
         write_hold(self._settings.log_directory, nothing_taken)
-        self._views = open_views(self._spark, self._project, self._reader, self._store)
+        self._views = open_views(self._analysis, self._project, self._reader, self._store)
         self._hold()
         self._tell()
         self._ticker.prepare(list(self._views.values()))
+        self._analysis.keep()
         self._control.set_state("live")
 
     def run(self) -> None:
@@ -220,7 +224,7 @@ class Engine:
             log.info("rebuilding view %s", name)
             self._write_hold(without=name)
             self._views[name] = restart_view(
-                self._spark, self._project, definition, self._reader, self._store
+                self._analysis, self._project, definition, self._reader, self._store
             )
             self._publisher.expire(name)
             self._hold()

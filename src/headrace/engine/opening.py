@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from headrace.compile import plan_view
-from headrace.engine.binding import bind, declare_stream
+from headrace.engine.analysis import Analysis
+from headrace.engine.binding import bind
 from headrace.engine.views import LiveView
 from headrace.engine.watermarks import read_watermark
 from headrace.engine.windows import sets_aside
@@ -18,9 +18,6 @@ from headrace.model.errors import EngineError, HeadraceError, ViewChangedError
 from headrace.model.plan import BoundView
 from headrace.store.contract import CatalogEntry, Store, ViewStatus
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 __all__ = ["open_views", "restart_view"]
 
 log = logging.getLogger("headrace.engine")
@@ -29,14 +26,14 @@ REMOVED = ViewStatus("removed", "it is no longer defined")
 
 
 def open_views(
-    spark: SparkSession, project: Project, reader: LogReader, store: Store
+    analysis: Analysis, project: Project, reader: LogReader, store: Store
 ) -> dict[str, LiveView]:
     """Every view of the project, running or refused with the reason; no view keeps another from
     being opened. Views that the store holds but the project no longer defines are kept, closed."""
     catalog = store.catalog()
     for stream in project.streams:
         views = [view.name for view in project.views if view.source == stream.name]
-        declare_stream(spark, stream, views)
+        analysis.declare(stream, views)
         store.open_stream(stream)
         if sets_aside(stream):
             store.declare_stream(stream)
@@ -45,19 +42,19 @@ def open_views(
             log.warning("view %s is no longer defined: it is closed, and its state is kept", name)
             store.set_status(name, REMOVED)
     return {
-        view.name: _open_view(spark, project, view, reader, store, catalog.get(view.name))
+        view.name: _open_view(analysis, project, view, reader, store, catalog.get(view.name))
         for view in project.views
     }
 
 
 def restart_view(
-    spark: SparkSession, project: Project, view: View, reader: LogReader, store: Store
+    analysis: Analysis, project: Project, view: View, reader: LogReader, store: Store
 ) -> LiveView:
     """Throw the view's state away and begin again from the start of the log, with the definition
     as it is now."""
     if view.name in store.catalog():
         store.drop_view(view.name)
-    return _open_view(spark, project, view, reader, store, None)
+    return _open_view(analysis, project, view, reader, store, None)
 
 
 def _with_replays(view: LiveView, store: Store) -> LiveView:
@@ -65,7 +62,7 @@ def _with_replays(view: LiveView, store: Store) -> LiveView:
 
 
 def _open_view(
-    spark: SparkSession,
+    analysis: Analysis,
     project: Project,
     view: View,
     reader: LogReader,
@@ -76,7 +73,7 @@ def _open_view(
     assert stream is not None, "the compiler saw to it"
     bound: BoundView | None = None
     try:
-        bound = bind(spark, stream, plan_view(project, view))
+        bound = bind(analysis, stream, plan_view(project, view))
         if entry is None:
             return _with_replays(_begin(bound, stream, reader, store), store)
         store.open_view(bound)

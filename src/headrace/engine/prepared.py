@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.engine.analysis import Analysis
 from headrace.engine.binding import expression_types
 from headrace.engine.condense import COUNTER, is_condensable
 from headrace.engine.failures import check_texts
@@ -117,6 +118,7 @@ class PreparedPlan:
     def __init__(
         self,
         spark: SparkSession,
+        analysis: Analysis,
         log_directory: Path,
         stream: Stream,
         plans: Sequence[ViewPlan],
@@ -128,7 +130,7 @@ class PreparedPlan:
         self._stream = stream
         self._narrowed = {(n.grouping.view, n.grouping.distinct): n for n in narrowed}
         every = [n.grouping for n in narrowed]
-        types = expression_types(spark, stream, every)
+        types = expression_types(analysis, stream, every)
         groupings = [g for g in every if not g.is_single]
         hashable = [g for g in groupings if is_hashable(g, types)]
         sorted_ = [g for g in groupings if g not in hashable]

@@ -19,11 +19,18 @@ from headrace.model.settings import Settings
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["archive_classes", "start_spark", "started_spark", "stop_spark", "warm_workers"]
+__all__ = [
+    "SETTINGS",
+    "archive_classes",
+    "start_spark",
+    "started_spark",
+    "stop_spark",
+    "warm_workers",
+]
 
 log = logging.getLogger("headrace.engine")
 
-_SETTINGS = {
+SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.sql.extensions.test.loadFromCp": "false",  # the machine learning library: a second
     "spark.sql.ansi.enabled": "true",
@@ -81,12 +88,13 @@ def start_spark(settings: Settings, java: Java | None = None) -> SparkSession:
 
     cores = settings.engine.cores_used
     builder = SparkSession.builder.master(f"local[{cores}]").appName(f"headrace-{settings.name}")
-    for name, value in _SETTINGS.items():
+    for name, value in SETTINGS.items():
         builder = builder.config(name, value)
     local = settings.run_directory / "spark"
     options = [
         f"-Xms{min(512, settings.engine.java_heap_mebibytes)}m",
         "-XX:+UseParallelGC",
+        "-XX:MetaspaceSize=256m",  # below it, growing means a full collection, some at the start
         f"-XX:ParallelGCThreads={cores}",
         f"-Dderby.system.home={local}",
         "-XX:+IgnoreUnrecognizedVMOptions",

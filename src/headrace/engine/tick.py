@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from headrace.engine.analysis import Analysis
 from headrace.engine.computing import Computed, Computer
 from headrace.engine.source import Range
 from headrace.engine.views import (
@@ -72,6 +73,7 @@ class Ticker:
     def __init__(
         self,
         spark: SparkSession,
+        analysis: Analysis,
         reader: LogReader,
         store: Store,
         settings: Settings,
@@ -84,7 +86,7 @@ class Ticker:
         self._generation = generation
         self._watched = watched
         self._tick = store.last_tick()
-        self._computer = Computer(spark, reader, store, settings)
+        self._computer = Computer(spark, analysis, reader, store, settings)
         self._writes = Writes(reader, store, self._computer)
 
     def close(self) -> None:

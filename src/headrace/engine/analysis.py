@@ -1,0 +1,109 @@
+"""Spark's word on the types of a query's columns, asked once and kept in a file for later starts.
+
+An answer follows from the query, the columns of the stream it reads, and Spark with its settings;
+its key is made of all of them. Whatever is wrong with the file costs nothing but asking again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.engine.marks import DECISION, judged_column
+from headrace.engine.session import SETTINGS
+from headrace.engine.source import POSITION_COLUMNS, Source, unscaled_column
+from headrace.model.definitions import Stream
+from headrace.model.types import DataType, TypeSyntaxError, parse_type, type_from_arrow
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Analysis"]
+
+log = logging.getLogger("headrace.engine")
+
+
+class Analysis:
+    """For one thread. Streams are declared before a query over them is asked about."""
+
+    def __init__(self, spark: SparkSession, file: Path) -> None:
+        self._spark = spark
+        self._file = file
+        self._kept = _read(file)
+        self._answers: dict[str, list[str]] = {}
+        self._columns: dict[str, list[str]] = {}
+        self._in_spark: set[str] = set()
+
+    def declare(self, stream: Stream, views: Iterable[str] = ()) -> None:
+        """The stream's columns, its position columns and the marks of these views are what a query
+        over it may mention."""
+        source = Source(Path(), stream, ())
+        unscaled = [name for c in stream.columns if (name := unscaled_column(c)) is not None]
+        marks = [DECISION, *map(judged_column, views)]
+        names = [*(c.name for c in stream.columns), *unscaled, *POSITION_COLUMNS, *marks]
+        self._columns[stream.name] = [
+            f"CAST(NULL AS {source.type_of(name)}) AS `{name}`" for name in names
+        ]
+        self._in_spark.discard(stream.name)
+
+    def types(self, stream: Stream, sql: str) -> list[DataType]:
+        """Of the columns that the query over the stream gives. Raises PySparkException when Spark
+        does not accept it, TypeSyntaxError for a type that no column can have."""
+        key = self._key(stream, sql)
+        texts = self._answers.get(key) or self._kept.get(key)
+        if texts is not None:
+            try:
+                found = [parse_type(text) for text in texts]
+            except TypeSyntaxError:
+                pass  # written by another version
+            else:
+                self._answers[key] = texts
+                return found
+        found = self._ask(stream, sql)
+        self._answers[key] = [found_type.name for found_type in found]
+        return found
+
+    def keep(self) -> None:
+        """For the next start: the answers that this one needed."""
+        if self._answers == self._kept:
+            return
+        temporary = self._file.with_suffix(".new")
+        try:
+            temporary.write_text(json.dumps(self._answers), encoding="utf-8")
+            temporary.replace(self._file)
+        except OSError as error:
+            log.info("the types of the views' columns were not kept: %s", error)
+
+    def _key(self, stream: Stream, sql: str) -> str:
+        import pyspark
+
+        parts = [pyspark.__version__, SETTINGS, self._columns[stream.name], sql]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def _ask(self, stream: Stream, sql: str) -> list[DataType]:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        if stream.name not in self._in_spark:
+            empty = self._spark.range(0).selectExpr(*self._columns[stream.name])
+            empty.createOrReplaceTempView(stream.name)
+            self._in_spark.add(stream.name)
+        schema = to_arrow_schema(self._spark.sql(sql).schema, timezone="UTC")
+        return [type_from_arrow(field.type) for field in schema]
+
+
+def _read(file: Path) -> dict[str, list[str]]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    return {
+        key: texts
+        for key, texts in found.items()
+        if isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+    }

@@ -27,9 +27,9 @@ __all__ = ["Engine", "Publisher"]
 
 log = logging.getLogger("headrace.engine")
 
-POLL_SECONDS = 0.002  # while events come
-POLL_IDLE_SECONDS = 0.01  # after IDLE_AFTER_SECONDS without any
-IDLE_AFTER_SECONDS = 1.0
+# How long to wait between two looks at the log, by the seconds without an event before it: the
+# sleep itself is most of what an idle engine costs.
+POLL_SECONDS = ((0.0, 0.002), (1.0, 0.01), (5.0, 0.02))
 PACED_ROWS_MIN = 50_000  # a tick of so many means heavy load
 PACE_LOOK_SECONDS = 0.02
 CHECKPOINT_AFTER_SECONDS = 5.0
@@ -130,7 +130,7 @@ class Engine:
                 self._tidy_up()
                 last_checkpoint = now
             # Not wake.wait(), which costs half as much again: a request can wait so long.
-            time.sleep(POLL_SECONDS if idle < IDLE_AFTER_SECONDS else POLL_IDLE_SECONDS)
+            time.sleep(max(pause for after, pause in POLL_SECONDS if idle >= after))
 
     def _pace(self, result: TickResult, now: float) -> None:
         """Under heavy load a tick costs less by the event the more of them it takes; so the next

@@ -122,7 +122,10 @@ class Committer:
             self.queue_requests >= self._settings.queue_requests_max
             or self.queue_bytes + size > self._settings.queue_bytes_max
         ):
-            raise queue_full("more requests are waiting than the gateway holds")
+            raise queue_full(
+                "more requests are waiting than the gateway holds",
+                hint="send again after Retry-After; larger batches cost less each",
+            )
         self.queue_requests += 1
         self.queue_bytes += size
         self._incoming.put(request)

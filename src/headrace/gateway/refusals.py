@@ -88,12 +88,12 @@ def body_too_large(bytes_max: int) -> RequestError:
     )
 
 
-def queue_full(reason: str) -> RequestError:
+def queue_full(reason: str, hint: str = "send again after Retry-After") -> RequestError:
     return RequestError(
         429,
         "queue-full",
         reason,
-        hint="send again after Retry-After; larger batches cost less each",
+        hint=hint,
         retry_after_seconds=RETRY_AFTER_SECONDS,
     )
 

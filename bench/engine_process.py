@@ -90,7 +90,8 @@ def _opened(spark: SparkSession, project: Path) -> Iterator[Engine]:
     definitions = load_project(project)
     store = open_store(settings.store_file, settings.store)
     reader = open_reader(settings.log_directory, definitions.streams)
-    engine = Engine(settings, definitions, spark, reader, store, EngineControl(reader), _Nobody())
+    control = EngineControl(reader, store)
+    engine = Engine(settings, definitions, spark, reader, store, control, _Nobody())
     engine.open()
     yield engine
     engine.close()

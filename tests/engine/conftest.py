@@ -97,7 +97,7 @@ class Rig:
 
     def start(self) -> Engine:
         self.store = open_store(self.settings.store_file, self.settings.store)
-        self.control = EngineControl(self.reader)
+        self.control = EngineControl(self.reader, self.store)
         self.engine = Engine(
             self.settings,
             self.project,

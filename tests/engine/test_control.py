@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,12 @@ from headrace.engine.views import Halt
 from headrace.engine.watermarks import Watermark
 from headrace.model.errors import QueryError
 from headrace.store.contract import CatalogEntry, Counts, ViewStatus
+
+
+def _control(catalog: dict[str, CatalogEntry]) -> EngineControl:
+    reader: Any = SimpleNamespace(ends=lambda stream: (9,))
+    store: Any = SimpleNamespace(catalog=lambda: catalog, last_tick=lambda: 3)
+    return EngineControl(reader, store)
 
 
 def _halted() -> Any:
@@ -29,7 +36,7 @@ def _halted() -> Any:
 
 
 def test_a_late_event_is_decided_once_however_many_ticks_come_between() -> None:
-    control = EngineControl(SimpleNamespace(ends=lambda stream: (9,)))  # type: ignore[arg-type]
+    control = _control({})
     control.set_views([_halted()], 1)
     places, recorded = control.resume("readings", "apply")
     assert places == [(0, 7)]
@@ -43,7 +50,7 @@ def test_a_late_event_is_decided_once_however_many_ticks_come_between() -> None:
 
 def test_whoever_asked_may_leave_before_the_answer() -> None:
     """To answer somebody who has gone must not fail in the tick's thread."""
-    control = EngineControl(SimpleNamespace(ends=lambda stream: (9,)))  # type: ignore[arg-type]
+    control = _control({})
     control.set_views([_halted()], 1)
     _, recorded = control.resume("readings", "side")
     assert not recorded.cancel()
@@ -53,12 +60,16 @@ def test_whoever_asked_may_leave_before_the_answer() -> None:
     repaired.set_result(None)
 
 
-def test_before_views_are_opened_the_store_says_how_far_they_are() -> None:
-    control = EngineControl(SimpleNamespace(ends=lambda stream: (9,)))  # type: ignore[arg-type]
+def test_how_far_a_view_is_follows_the_store_from_the_moment_it_has_the_view() -> None:
+    """Also before views are opened, while a new one is, and while one begins anew."""
+    catalog: dict[str, CatalogEntry] = {}
+    control = _control(catalog)
+    assert (control.pending("hourly"), control.watermark("hourly")) == (0, None)
     live = ViewStatus("live", "")
     entry = CatalogEntry("hourly", "readings", "f", "SELECT", live, {0: 7}, 5_000_000, Counts())
-    control.set_stored({"hourly": entry}, 3)
+    catalog["hourly"] = entry
     assert (control.pending("hourly"), control.watermark("hourly")) == (2, 5_000_000)
     assert (control.status().tick, control.status().views) == (3, {})
-    control.set_views([], 3)
-    assert (control.pending("hourly"), control.watermark("hourly")) == (0, None)
+    control.set_views([_halted()], 3)
+    catalog["hourly"] = replace(entry, next_offsets={0: 0}, watermark_microseconds=None)
+    assert (control.pending("hourly"), control.watermark("hourly")) == (9, None)

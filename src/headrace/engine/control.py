@@ -13,7 +13,7 @@ from headrace.engine.views import LiveView
 from headrace.log.contract import LogReader
 from headrace.model.errors import LogError, QueryError
 from headrace.serve.control import EngineStatus, StreamReport, TickDurations, ViewReport
-from headrace.store.contract import CatalogEntry, Repair, Repaired, StoredDecision
+from headrace.store.contract import Repair, Repaired, Store, StoredDecision
 
 __all__ = ["EngineControl"]
 
@@ -22,21 +22,22 @@ REPAIRS_MAX = 8  # asked for and not yet done
 
 
 class EngineControl:
-    """The tick's thread writes through `set_…` and `ticked`; serving threads read."""
+    """The tick's thread writes through `set_…` and `ticked`; serving threads read. How far a view
+    is the store says, as soon as it has the view: queries are answered from then on."""
 
-    def __init__(self, reader: LogReader) -> None:
+    def __init__(self, reader: LogReader, store: Store) -> None:
         self._reader = reader
+        self._store = store
         self._lock = threading.Lock()
         self._state = "starting"
         self._detail = "Spark is starting"
         self._generation = 0
-        self._tick = 0
+        self._tick = store.last_tick()
         self._committed_at: int | None = None
         self._durations: deque[float] = deque(maxlen=DURATIONS_MAX)
         self._events_total = 0
         self._ticks_total = 0
         self._reports: dict[str, ViewReport] = {}
-        self._stored: dict[str, ViewReport] = {}  # what is known of views not opened yet
         self._halts: set[tuple[str, int, int]] = set()  # stream, partition, offset
         self._rebuilds: set[str] = set()
         self._decided: list[tuple[list[StoredDecision], Future[None]]] = []
@@ -49,21 +50,6 @@ class EngineControl:
         with self._lock:
             self._state, self._detail = state, detail
             self._generation = self._generation if generation is None else generation
-
-    def set_stored(self, views: Mapping[str, CatalogEntry], tick: int) -> None:
-        """How far views had come when the store was opened: queries are answered from then on."""
-        with self._lock:
-            self._tick = tick
-            self._stored = {
-                name: ViewReport(
-                    stream=entry.stream,
-                    state=entry.status.state,
-                    next_offsets=entry.next_offsets,
-                    watermark_microseconds=entry.watermark_microseconds,
-                    counts=entry.totals,
-                )
-                for name, entry in views.items()
-            }
 
     def set_views(self, views: Sequence[LiveView], tick: int) -> None:
         """Publish what is committed. Called before the first tick and after each."""
@@ -92,7 +78,7 @@ class EngineControl:
         }
         with self._lock:
             decided = {(d.stream, d.partition, d.offset) for ds, _ in self._decided for d in ds}
-            self._reports, self._stored = reports, {}
+            self._reports = reports
             self._halts = halts - decided
             self._tick = tick
 
@@ -132,7 +118,10 @@ class EngineControl:
                 committed_at_microseconds=self._committed_at,
                 durations=_percentiles(self._durations),
             )
-        views = {name: self._with_pending(report) for name, report in reports.items()}
+        views = {
+            name: replace(report, pending_events=self._behind(report.stream, report.next_offsets))
+            for name, report in reports.items()
+        }
         streams: dict[str, StreamReport] = {}
         for report in views.values():
             known = streams.get(report.stream)
@@ -145,12 +134,12 @@ class EngineControl:
         return replace(status, streams=streams, views=views)
 
     def pending(self, view: str) -> int:
-        report = self._report(view)
-        return self._with_pending(report).pending_events if report else 0
+        entry = self._store.catalog().get(view)
+        return self._behind(entry.stream, entry.next_offsets) if entry else 0
 
     def watermark(self, view: str) -> int | None:
-        report = self._report(view)
-        return report.watermark_microseconds if report else None
+        entry = self._store.catalog().get(view)
+        return entry.watermark_microseconds if entry else None
 
     def rebuild(self, view: str) -> None:
         with self._lock:
@@ -221,17 +210,11 @@ class EngineControl:
                 "conservation_violations_total": float(self.violations),
             }
 
-    def _report(self, view: str) -> ViewReport | None:
-        with self._lock:
-            return self._reports.get(view) or self._stored.get(view)
-
-    def _with_pending(self, report: ViewReport) -> ViewReport:
-        ends = self._ends(report.stream)
-        pending = sum(
-            max(0, end - report.next_offsets.get(partition, 0))
-            for partition, end in enumerate(ends)
+    def _behind(self, stream: str, next_offsets: Mapping[int, int]) -> int:
+        return sum(
+            max(0, end - next_offsets.get(partition, 0))
+            for partition, end in enumerate(self._ends(stream))
         )
-        return replace(report, pending_events=pending)
 
     def _ends(self, stream: str) -> tuple[int, ...]:
         try:

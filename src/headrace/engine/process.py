@@ -55,8 +55,7 @@ def run_engine(
         opened.callback(store.close)
         reader = open_reader(settings.log_directory, project.streams)
         opened.callback(reader.close)
-        control = EngineControl(reader)
-        control.set_stored(store.catalog(), store.last_tick())
+        control = EngineControl(reader, store)
         server = start_server(store, control, settings)
         opened.callback(server.stop)
         try:

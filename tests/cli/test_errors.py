@@ -69,11 +69,12 @@ def test_the_project_is_searched_upwards(
     assert "127.0.0.1:1:" in headrace("status").err
 
 
-def test_unreachable(headrace: Callable[..., Any], project: Path) -> None:
+@pytest.mark.parametrize("asked", [("query", "SELECT 1"), ("tail", "income")])
+def test_unreachable(headrace: Callable[..., Any], asked: tuple[str, str]) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        ended = headrace("query", "SELECT 1", "--url", url)
+        ended = headrace(*asked, "--url", url)
     assert ended.code == exits.UNREACHABLE
     assert f"no answer from {url}" in ended.err
 

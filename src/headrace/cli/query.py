@@ -34,9 +34,9 @@ def command(
 
 def freshness_line(freshness: dict[str, Any]) -> str:
     """An answer's freshness in one line."""
-    if not freshness.get("tick"):
-        return "no tick yet"
-    parts = [f"tick {freshness['tick']:,}", f"committed {freshness['committed_at']}"]
+    parts = ["no tick yet"]
+    if freshness.get("tick"):
+        parts = [f"tick {freshness['tick']:,}", f"committed {freshness['committed_at']}"]
     if freshness.get("text"):
         parts.append(freshness["text"])
     return " · ".join(parts)

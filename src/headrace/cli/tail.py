@@ -40,6 +40,7 @@ def command(
     from headrace.client import Client
 
     address = resolve(project, url, token)
+    address.get("/healthz")  # says at once that nothing is there; later the client goes on asking
     seen = 0
     with Client(address.url, token=address.token) as client:
         for change in client.subscribe(view, after=after):

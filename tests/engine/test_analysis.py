@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from headrace.engine.analysis import Analysis
+from headrace.engine.analysis import FILE_BYTES_MAX, Analysis
 from headrace.model.definitions import Column, Stream
 from headrace.model.types import parse_type
 
@@ -18,6 +21,14 @@ TYPES = ["DECIMAL(28,2)", "ARRAY<STRUCT<id: STRING>>"]
 
 
 class NoSpark:
+    """Tells its settings, and must not be asked for more."""
+
+    def __init__(self, spark: SparkSession, *settings: str) -> None:
+        self.version = spark.version
+        lines = "\n".join([spark.sparkContext.getConf().toDebugString(), *settings])
+        conf = SimpleNamespace(toDebugString=lambda: lines)
+        self.sparkContext = SimpleNamespace(getConf=lambda: conf)
+
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"Spark was asked for {name}")
 
@@ -39,29 +50,58 @@ def answers(spark: Any, file: Path, stream: Stream, sql: str = SQL) -> list[str]
 def test_a_later_start_does_not_ask_again(spark: SparkSession, tmp_path: Path) -> None:
     file = tmp_path / "types.json"
     assert answers(spark, file, payments()) == TYPES
-    assert answers(NoSpark(), file, payments()) == TYPES
+    assert answers(NoSpark(spark), file, payments()) == TYPES
 
 
 def test_another_query_or_another_column_is_asked(spark: SparkSession, tmp_path: Path) -> None:
     file = tmp_path / "types.json"
     assert answers(spark, file, payments()) == TYPES
     with pytest.raises(AssertionError, match="Spark was asked"):
-        answers(NoSpark(), file, payments(), "SELECT avg(amount) FROM payments")
+        answers(NoSpark(spark), file, payments(), "SELECT avg(amount) FROM payments")
     with pytest.raises(AssertionError, match="Spark was asked"):
-        answers(NoSpark(), file, payments("BIGINT"))
+        answers(NoSpark(spark), file, payments("BIGINT"))
     assert answers(spark, file, payments("BIGINT")) == ["BIGINT", TYPES[1]]
     with pytest.raises(AssertionError, match="Spark was asked"):
-        answers(NoSpark(), file, payments())  # what the last start did not need is not kept
+        answers(NoSpark(spark), file, payments())  # what the last start did not need is not kept
 
 
-@pytest.mark.parametrize("raw", [b"", b"{", b"[1]", b"\xff", b'{"k": 1}', b'{"k": ["NO SUCH"]}'])
-def test_a_damaged_file_only_costs_asking(spark: SparkSession, tmp_path: Path, raw: bytes) -> None:
+def test_other_settings_of_spark_are_asked(spark: SparkSession, tmp_path: Path) -> None:
+    file = tmp_path / "types.json"
+    assert answers(spark, file, payments()) == TYPES
+    lossless = "spark.sql.decimalOperations.allowPrecisionLoss=false"
+    with pytest.raises(AssertionError, match="Spark was asked"):
+        answers(NoSpark(spark, lossless), file, payments())
+    assert answers(NoSpark(spark, "spark.app.name=other"), file, payments()) == TYPES
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda raw: b"",
+        lambda raw: raw[:-5],
+        lambda raw: raw.replace(b"28", b"18"),
+        lambda raw: raw.replace(b'"DECIMAL(28,2)", ', b""),
+        lambda raw: raw.replace(b'["', b'[["').replace(b'"]', b'"]]'),
+        lambda raw: b"[" * 100_000,
+        lambda raw: b"\xff" + raw,
+        lambda raw: raw + b" " * FILE_BYTES_MAX,
+    ],
+)
+def test_a_damaged_file_only_costs_asking(
+    spark: SparkSession, tmp_path: Path, damage: Callable[[bytes], bytes]
+) -> None:
     file = tmp_path / "types.json"
     answers(spark, file, payments())
-    (key,) = Analysis(NoSpark(), file)._kept  # type: ignore[arg-type]
-    file.write_bytes(raw.replace(b"k", key.encode()))
+    raw = file.read_bytes()
+    file.write_bytes(damage(raw))
+    assert file.read_bytes() != raw
     assert answers(spark, file, payments()) == TYPES
-    assert answers(NoSpark(), file, payments()) == TYPES
+    assert answers(NoSpark(spark), file, payments()) == TYPES
+
+
+def test_a_pipe_in_its_place_is_not_read(spark: SparkSession, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "types.json")
+    assert answers(spark, tmp_path / "types.json", payments()) == TYPES
 
 
 def test_what_spark_refuses_is_asked_again(spark: SparkSession, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,33 @@ def test_ends_move_to_a_larger_file(tmp_path: Path) -> None:
     assert reader.layout_number == 2
     writer.close()
     reader.close()
+
+
+def test_threads_share_a_reader_while_the_ends_move(tmp_path: Path) -> None:
+    """They never see an end that is not there yet, nor one go back."""
+    EndsWriter(tmp_path, 1, 1).close()
+    reader, stopping = EndsReader(tmp_path), threading.Event()
+
+    def follow() -> int:
+        last = looks = 0
+        while not stopping.is_set():
+            slots, version = reader.slots(), reader.version
+            assert slots
+            assert slots[0][1] >= last
+            assert version > 0
+            last, looks = slots[0][1], looks + 1
+        return looks
+
+    with ThreadPoolExecutor(3) as pool:
+        followers = [pool.submit(follow) for _ in range(3)]
+        for number in range(1, 8):
+            writer = EndsWriter(tmp_path, number, 2_048 << number)
+            for end in range(10 * number, 10 * number + 10):
+                writer.publish({0: (0, end, 0)})
+            writer.close()
+        stopping.set()
+    assert all(follower.result() for follower in followers)
+    assert reader.slots()[0] == (0, 79, 0)
 
 
 def test_an_ends_file_without_maxima_is_taken_over(embedded: Any, shop: Any) -> None:

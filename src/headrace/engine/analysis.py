@@ -1,7 +1,8 @@
 """Spark's word on the types of a query's columns, asked once and kept in a file for later starts.
 
-An answer follows from the query, the columns of the stream it reads, and Spark with its settings;
-its key is made of all of them. Whatever is wrong with the file costs nothing but asking again.
+An answer follows from the query, the columns of the stream it reads, and Spark with its settings,
+wherever these were made; its key is made of all of them. The file has a checksum, and whatever is
+wrong with it costs nothing but asking again.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.engine.marks import DECISION, judged_column
-from headrace.engine.session import SETTINGS
 from headrace.engine.source import POSITION_COLUMNS, Source, unscaled_column
 from headrace.model.definitions import Stream
-from headrace.model.types import DataType, TypeSyntaxError, parse_type, type_from_arrow
+from headrace.model.types import DataType, parse_type, type_from_arrow
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,6 +27,8 @@ __all__ = ["Analysis"]
 
 log = logging.getLogger("headrace.engine")
 
+FILE_BYTES_MAX = 4 * 1024 * 1024
+
 
 class Analysis:
     """For one thread. Streams are declared before a query over them is asked about."""
@@ -33,6 +36,7 @@ class Analysis:
     def __init__(self, spark: SparkSession, file: Path) -> None:
         self._spark = spark
         self._file = file
+        self._basis = _basis(spark)
         self._kept = _read(file)
         self._answers: dict[str, list[str]] = {}
         self._columns: dict[str, list[str]] = {}
@@ -55,17 +59,10 @@ class Analysis:
         does not accept it, TypeSyntaxError for a type that no column can have."""
         key = self._key(stream, sql)
         texts = self._answers.get(key) or self._kept.get(key)
-        if texts is not None:
-            try:
-                found = [parse_type(text) for text in texts]
-            except TypeSyntaxError:
-                pass  # written by another version
-            else:
-                self._answers[key] = texts
-                return found
-        found = self._ask(stream, sql)
-        self._answers[key] = [found_type.name for found_type in found]
-        return found
+        if texts is None:
+            texts = [found.name for found in self._ask(stream, sql)]
+        self._answers[key] = texts
+        return [parse_type(text) for text in texts]
 
     def keep(self) -> None:
         """For the next start: the answers that this one needed."""
@@ -73,16 +70,14 @@ class Analysis:
             return
         temporary = self._file.with_suffix(".new")
         try:
-            temporary.write_text(json.dumps(self._answers), encoding="utf-8")
+            text = json.dumps(self._answers)
+            temporary.write_text(f"{_checksum(text)}\n{text}\n", encoding="utf-8")
             temporary.replace(self._file)
         except OSError as error:
             log.info("the types of the views' columns were not kept: %s", error)
 
     def _key(self, stream: Stream, sql: str) -> str:
-        import pyspark
-
-        parts = [pyspark.__version__, SETTINGS, self._columns[stream.name], sql]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        return _checksum(json.dumps([self._basis, self._columns[stream.name], sql]))
 
     def _ask(self, stream: Stream, sql: str) -> list[DataType]:
         from pyspark.sql.pandas.types import to_arrow_schema
@@ -95,15 +90,26 @@ class Analysis:
         return [type_from_arrow(field.type) for field in schema]
 
 
+def _basis(spark: SparkSession) -> list[str]:
+    settings = spark.sparkContext.getConf().toDebugString().splitlines()
+    chosen = [line for line in settings if line.startswith("spark.sql.")]
+    known = sorted(line for line in chosen if not line.startswith("spark.sql.warehouse.dir="))
+    return [version("headrace"), spark.version, *known]
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _read(file: Path) -> dict[str, list[str]]:
+    """What `keep` wrote; nothing where it is not exactly that."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        if not file.is_file() or file.stat().st_size > FILE_BYTES_MAX:
+            return {}
+        checksum, text, *_ = file.read_text(encoding="utf-8").split("\n")
+        if checksum != _checksum(text):
+            return {}
+        found: dict[str, list[str]] = json.loads(text)
     except (OSError, ValueError):
         return {}
-    if not isinstance(found, dict):
-        return {}
-    return {
-        key: texts
-        for key, texts in found.items()
-        if isinstance(texts, list) and all(isinstance(text, str) for text in texts)
-    }
+    return found

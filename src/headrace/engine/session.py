@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
-    "SETTINGS",
     "archive_classes",
     "start_spark",
     "started_spark",
@@ -30,7 +29,7 @@ __all__ = [
 
 log = logging.getLogger("headrace.engine")
 
-SETTINGS = {
+_SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.sql.extensions.test.loadFromCp": "false",  # the machine learning library: a second
     "spark.sql.ansi.enabled": "true",
@@ -88,7 +87,7 @@ def start_spark(settings: Settings, java: Java | None = None) -> SparkSession:
 
     cores = settings.engine.cores_used
     builder = SparkSession.builder.master(f"local[{cores}]").appName(f"headrace-{settings.name}")
-    for name, value in SETTINGS.items():
+    for name, value in _SETTINGS.items():
         builder = builder.config(name, value)
     local = settings.run_directory / "spark"
     options = [

@@ -15,6 +15,7 @@ import struct
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from headrace.log.contract import NO_EVENT_TIME
 from headrace.log.frames import fsync_directory
@@ -54,21 +55,20 @@ class EndsWriter:
         self._file = directory / ENDS_NAME
         old = EndsReader(directory)
         self.published: Slots = old.try_slots() or ()
-        capacity, version, is_current = old.capacity, old.version, old.is_current
+        self._version, self._capacity = old.version, old.capacity
+        is_fitting = old.is_current and old.capacity >= slot_count
         old.close()
-        if capacity < slot_count or not is_current:
-            capacity = max(_CAPACITY_MIN, capacity, 1 << (slot_count - 1).bit_length())
-            self._replace(capacity)
-        self._map = self._open()
-        self._words = memoryview(self._map).cast("q")
-        self._capacity, self._version = capacity, version
         self._values = bytearray(_SLOT.pack(*EMPTY_SLOT) * slot_count)
         for slot, values in enumerate(self.published[:slot_count]):
             _SLOT.pack_into(self._values, slot * _SLOT.size, *values)
-        self._write_copy()
-        self._words[_USED] = slot_count
-        self._words[_LAYOUT] = layout_number
-        self._words[_VERSION] = self._version
+        if is_fitting:
+            self._map = _writable(self._file)
+            self._words = memoryview(self._map).cast("q")
+            self._begin(layout_number)
+        else:
+            least = 1 << (slot_count - 1).bit_length()
+            self._capacity = max(_CAPACITY_MIN, self._capacity, least)
+            self._move(layout_number)
 
     def publish(self, changed: Mapping[int, Slot]) -> None:
         """All of `changed` becomes visible at once."""
@@ -88,53 +88,78 @@ class EndsWriter:
         self._map[first : first + len(self._values)] = bytes(self._values)
         self._words[last >> 3] = _checksum(self._version, self._values)
 
-    def _open(self) -> mmap.mmap:
-        descriptor = os.open(self._file, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            return mmap.mmap(descriptor, 0)
-        finally:
-            os.close(descriptor)
+    def _begin(self, layout_number: int) -> None:
+        self._write_copy()
+        self._words[_USED] = len(self._values) // _SLOT.size
+        self._words[_LAYOUT] = layout_number
+        self._words[_VERSION] = self._version
 
-    def _replace(self, capacity: int) -> None:
-        old = self._open() if self._file.exists() else None
+    def _move(self, layout_number: int) -> None:
+        """A new file takes the old one's place when it says all that the old one said."""
+        before = _writable(self._file) if self._file.exists() else None
         temporary = self._file.with_name(".ends.new")
         head = bytearray(_HEAD_BYTES)
         head[:8] = _MAGIC
-        struct.pack_into("<q", head, _CAPACITY * 8, capacity)
+        struct.pack_into("<q", head, _CAPACITY * 8, self._capacity)
         with temporary.open("wb") as handle:
-            handle.write(bytes(head) + bytes(2 * (capacity * _SLOT.size + 8)))
+            handle.write(bytes(head) + bytes(2 * (self._capacity * _SLOT.size + 8)))
             handle.flush()
             os.fsync(handle.fileno())
+        self._map = _writable(temporary)
+        self._words = memoryview(self._map).cast("q")
+        self._begin(layout_number)
+        self._map.flush()
         temporary.replace(self._file)
         fsync_directory(self._file.parent)
-        if old is not None:
-            struct.pack_into("<q", old, _MOVED * 8, 1)
-            old.close()
+        if before is not None:
+            struct.pack_into("<q", before, _MOVED * 8, 1)
+            before.close()
+
+
+def _writable(file: Path) -> mmap.mmap:
+    descriptor = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+class _Attached(NamedTuple):
+    """One file as it is mapped. `is_current`: with maxima."""
+
+    map: mmap.mmap
+    words: memoryview
+    capacity: int
+    is_current: bool
 
 
 class EndsReader:
-    """Reads what was published. Before any writer ran there is nothing: `slots` is empty."""
+    """Reads what was published. Before any writer ran there is nothing: `slots` is empty. For any
+    number of threads: one that is still in a file that has moved reads it to the end."""
 
     def __init__(self, directory: Path) -> None:
         self._file = directory / ENDS_NAME
-        self._map: mmap.mmap | None = None
-        self._words: memoryview | None = None
+        self._attached = self._attach()
         self._seen: tuple[int, Slots] = (-1, ())
-        self.capacity = 0
-        self.is_current = False
-        self._attach()
 
     @property
     def version(self) -> int:
         """Moves on whenever something is published."""
-        self._follow()
-        return int(self._words[_VERSION]) if self._words is not None else 0
+        return self._word(_VERSION)
 
     @property
     def layout_number(self) -> int:
         """Moves on whenever the writer knows more streams than before."""
-        self._follow()
-        return int(self._words[_LAYOUT]) if self._words is not None else 0
+        return self._word(_LAYOUT)
+
+    @property
+    def capacity(self) -> int:
+        return self._word(_CAPACITY)
+
+    @property
+    def is_current(self) -> bool:
+        attached = self._newest()
+        return attached is not None and attached.is_current
 
     def slots(self) -> Slots:
         """Raises LogError if no whole copy is there, which only a power cut can cause and the
@@ -148,52 +173,54 @@ class EndsReader:
 
     def try_slots(self) -> Slots | None:
         """As slots(), but None for a damaged file."""
-        self._follow()
-        words, data = self._words, self._map
-        if words is None or data is None:
+        attached = self._newest()
+        if attached is None:
             return ()
+        words, capacity = attached.words, attached.capacity
         for _ in range(_ATTEMPTS_MAX):
-            version = words[_VERSION]
-            if version == self._seen[0]:
-                return self._seen[1]
+            version, (seen, known) = words[_VERSION], self._seen
+            if version == seen:
+                return known
             if version == 0:
                 return ()
-            form = _SLOT if self.is_current else _SLOT_BEFORE
-            first, last = _copy_bounds(self.capacity, version, form.size)
-            raw = data[first : first + words[_USED] * form.size]
+            form = _SLOT if attached.is_current else _SLOT_BEFORE
+            first, last = _copy_bounds(capacity, version, form.size)
+            raw = attached.map[first : first + words[_USED] * form.size]
             if _checksum(version, raw) == words[last >> 3]:
                 slots: Slots = tuple(form.iter_unpack(raw))
-                if not self.is_current:
+                if not attached.is_current:
                     slots = tuple((start, end, NO_EVENT_TIME) for start, end, *_ in slots)
                 self._seen = (version, slots)
                 return slots
         return None
 
     def close(self) -> None:
-        if self._words is not None and self._map is not None:
-            self._words.release()
-            self._map.close()
-        self._words = self._map = None
+        """The map goes when the last thread that reads it has left it."""
+        self._attached = None
 
-    def _follow(self) -> None:
-        if self._words is None or self._words[_MOVED]:
-            self._attach()
+    def _word(self, number: int) -> int:
+        attached = self._newest()
+        return int(attached.words[number]) if attached is not None else 0
 
-    def _attach(self) -> None:
+    def _newest(self) -> _Attached | None:
+        attached = self._attached
+        if attached is None or attached.words[_MOVED]:
+            attached = self._attached = self._attach() or attached
+        return attached
+
+    def _attach(self) -> _Attached | None:
         try:
             descriptor = os.open(self._file, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            return
+            return None
         try:
             data = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
         finally:
             os.close(descriptor)
         if data[:8] not in (_MAGIC, _MAGIC_BEFORE):
             raise LogError(
-                f"{self._file} is not an ends file", hint="remove it and start the gateway"
+                f"{self._file} is not an ends file",
+                hint="remove it and start gateway and engine anew",
             )
-        self.close()
-        self._map, self._words = data, memoryview(data).cast("q")
-        self.capacity = int(self._words[_CAPACITY])
-        self.is_current = data[:8] == _MAGIC
-        self._seen = (-1, ())
+        words = memoryview(data).cast("q")
+        return _Attached(data, words, int(words[_CAPACITY]), data[:8] == _MAGIC)

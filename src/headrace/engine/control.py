@@ -90,9 +90,9 @@ class EngineControl:
             self._committed_at = committed_at_microseconds
 
     def take_rebuilds(self) -> set[str]:
+        self.wake.clear()  # first: what is asked for from now on wakes the engine again
         with self._lock:
             taken, self._rebuilds = self._rebuilds, set()
-        self.wake.clear()
         return taken
 
     def take_decisions(self) -> list[tuple[list[StoredDecision], Future[None]]]:

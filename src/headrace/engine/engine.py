@@ -214,6 +214,7 @@ class Engine:
                 view.status = ViewStatus("failed", INCIDENT + error.message)
                 self._store.set_status(view.name, view.status)
         self._tell()
+        self._control.wake.set()  # the other streams' events of this tick are still to be taken
 
     def rebuild_what_was_asked(self) -> None:
         """Begin anew with the views that someone wants rebuilt; they fill in the ticks after."""

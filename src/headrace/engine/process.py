@@ -60,6 +60,8 @@ def run_engine(
         opened.callback(server.stop)
         try:
             java, spark = starting.result()
+            if stopping:
+                return 0
             threading.Thread(target=warm_workers, args=(spark,), daemon=True).start()
             engine = Engine(settings, project, spark, reader, store, control, server)
             engine.open()

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.engine.archive import archive_options, build_later
-from headrace.engine.java import Java, find_java, java_home_for_spark
+from headrace.engine.java import VERSION_MIN, Java, find_java, java_home_for_spark
+from headrace.model.errors import EngineError
 from headrace.model.settings import Settings
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def _start(settings: Settings) -> tuple[Java, SparkSession]:
 def start_spark(settings: Settings, java: Java | None = None) -> SparkSession:
     """On this Java, or the one that `find_java` finds. Workers run the Python of this process.
 
-    Raises JavaMissingError if there is no Java."""
+    Raises JavaMissingError if there is no Java, EngineError if it does not run."""
     java = java or find_java()
     settings.run_directory.mkdir(parents=True, exist_ok=True)
     os.environ["JAVA_HOME"] = str(java_home_for_spark(java, settings.run_directory))
@@ -83,6 +84,7 @@ def start_spark(settings: Settings, java: Java | None = None) -> SparkSession:
     # A Spark the machine may have by other ways must not mix with the one this package pins.
     for name in ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS", "PYSPARK_DRIVER_PYTHON"):
         os.environ.pop(name, None)
+    from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
     cores = settings.engine.cores_used
@@ -110,7 +112,13 @@ def start_spark(settings: Settings, java: Java | None = None) -> SparkSession:
     logging.getLogger("DataFrameQueryContextLogger").setLevel(logging.CRITICAL)
     logging.getLogger("py4j").setLevel(logging.ERROR)
     log.info("starting Spark on Java %s (%s), %s cores", java.version, java.origin, cores)
-    spark = builder.getOrCreate()
+    try:
+        spark = builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        raise EngineError(
+            f"Spark did not start on the Java in {java.home}: {error}",
+            hint=f"set JAVA_HOME to a Java {VERSION_MIN} or newer that runs, or unset it",
+        ) from error
     _quieten(spark)
     return spark
 

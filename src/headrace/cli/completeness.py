@@ -21,6 +21,7 @@ _COLUMNS = (
     "epoch",
     "numbers",
     "missing",
+    "accepted",
     "gaps",
     "late fills",
     "duplicates",
@@ -132,12 +133,12 @@ def _rows(producer: dict[str, Any]) -> list[tuple[Any, ...]]:
     for line in producer["epochs"] or [None]:
         resets, said = (producer["resets"], heard) if not rows else (None, None)
         if line is None:
-            numbers: tuple[Any, ...] = (None, None, None, None, None, None)
+            numbers: tuple[Any, ...] = (None,) * 7
             last = None
         else:
             span = f"{line['lowest']}–{line['highest']}"
-            numbers = (line["epoch"], span, line["missing_events"], _gaps(line))
-            numbers += (line["late_fills"], line["duplicates"])
+            gone = (line["missing_events"], line["accepted_events"], _gaps(line))
+            numbers = (line["epoch"], span, *gone, line["late_fills"], line["duplicates"])
             last = line["last_event_time"]
         rows.append((producer["producer"], *numbers, resets, said, last))
     return rows

@@ -102,6 +102,12 @@ def _syntax_error(error: ParseError, tokens: list[Token], source: SourceText) ->
         described = f"expected {described.removeprefix('expecting').strip()}"
     else:
         described = "not expected here"
+    if token.text.upper() == "CREATE":
+        return DefinitionError(
+            "near 'CREATE': the definition before it has no end",
+            hint="write ; between two definitions",
+            location=source.location(token.start),
+        )
     return DefinitionError(
         f"near {token.text!r}: {described}",
         hint="a view is SELECT … FROM stream [WHERE …] [GROUP BY …] [HAVING …] in Spark SQL",

@@ -13,7 +13,7 @@ from sqlglot import expressions as exp
 
 from headrace.model.errors import DefinitionError, Location
 
-__all__ = ["Faults", "SourceText", "closest", "keep_place", "location_of", "place_all"]
+__all__ = ["Faults", "SourceText", "closest", "keep_place", "location_of", "nearest", "place_all"]
 
 _AT = "headrace_location"
 
@@ -89,6 +89,12 @@ def keep_place(made: exp.Expr, original: exp.Expr) -> None:
 
 def closest(word: str, known: Iterable[str]) -> str:
     """`did you mean X?` or nothing."""
+    found = nearest(word, known)
+    return f"did you mean {found}?" if found else ""
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Of the known words the one that was probably meant."""
     by_lower = {name.lower(): name for name in known}
     matches = get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
-    return f"did you mean {by_lower[matches[0]]}?" if matches else ""
+    return by_lower[matches[0]] if matches else None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sqlglot import expressions as exp
+
 from headrace.compile.dialect import canonical
 from headrace.compile.draft import ViewDraft
 from headrace.compile.faults import Faults, SourceText
@@ -25,7 +27,7 @@ def load_project(directory: Path, name: str | None = None) -> Project:
     Raises DefinitionErrors with every fault of every file; SettingsError for headrace.toml.
     """
     faults = Faults()
-    statements = Statements([], [])
+    statements = Statements()
     for file in _files(directory):
         shown = str(file.relative_to(directory))
         try:
@@ -57,7 +59,7 @@ def _files(directory: Path) -> list[Path]:
 def parse_sql(text: str, file: str = "<sql>") -> Project:
     """The definitions of one text. Raises DefinitionErrors with every fault."""
     faults = Faults()
-    statements = Statements([], [])
+    statements = Statements()
     read_statements(SourceText(file, text), statements, faults)
     project = _resolve("", statements, faults)
     if faults.errors:
@@ -75,6 +77,9 @@ def _resolve(name: str, statements: Statements, faults: Faults) -> Project:
     views = []
     for statement in statements.views:
         check_name(statement.name, "view", statement.location, faults)
+        sources = {table.name.lower() for table in statement.query.find_all(exp.Table)}
+        if not sources.isdisjoint(statements.unreadable - streams.keys()):
+            continue  # its stream's fault is said already
         views.append(_view(statement, streams, view_names, faults))
     return Project(
         name=name,

@@ -5,7 +5,7 @@ Every fault of a file is found: a statement that cannot be read is skipped up to
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sqlglot import expressions as exp
 from sqlglot.tokenizer_core import Token, TokenType
@@ -36,8 +36,9 @@ class ViewStatement:
 class Statements:
     """What the files of a project define, in the order written."""
 
-    streams: list[StreamDraft]
-    views: list[ViewStatement]
+    streams: list[StreamDraft] = field(default_factory=list)
+    views: list[ViewStatement] = field(default_factory=list)
+    unreadable: set[str] = field(default_factory=set)  # streams, in lower case
 
 
 def read_statements(source: SourceText, into: Statements, faults: Faults) -> None:
@@ -52,6 +53,9 @@ def read_statements(source: SourceText, into: Statements, faults: Faults) -> Non
             _read_statement(statement, source, into, faults)
         except DefinitionError as error:
             faults.add(error.message, error.hint, error.location)
+            create, kind, name, *_ = [*(token.text.lower() for token in statement), "", "", ""]
+            if (create, kind) == ("create", "stream"):
+                into.unreadable.add(name)
 
 
 def _split(tokens: list[Token]) -> list[list[Token]]:

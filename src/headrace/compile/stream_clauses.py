@@ -43,7 +43,11 @@ def read_stream(reader: Reader, faults: Faults) -> StreamDraft:
         draft.columns.append(_read_column(reader))
         if not reader.take(","):
             break
-    reader.expect(")", "a column is: name TYPE [NOT NULL]")
+    if not reader.take(")"):
+        raise reader.error(
+            f"expected , or ), not {reader.peek()}",
+            "a column is name TYPE [NOT NULL], with a comma before the next one",
+        )
     seen: set[str] = set()
     while not reader.at_end():
         place, word = reader.location(), reader.peek().upper()

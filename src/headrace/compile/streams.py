@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from headrace.compile.faults import Faults, closest
+from headrace.compile.faults import Faults, closest, nearest
 from headrace.compile.stream_draft import UNKNOWN, StreamDraft, choose_columns
 from headrace.compile.stream_numbers import check_numbering
 from headrace.compile.stream_time import (
@@ -81,10 +81,13 @@ def check_stream(draft: StreamDraft, faults: Faults) -> Stream | None:
 
 
 def known_part(draft: StreamDraft) -> Stream:
-    """A faulty stream, as far as it goes: its views are checked against what is right in it."""
+    """A faulty stream, as far as it goes: its views are checked against what is right in it, or
+    was meant."""
     ignored = Faults()
     columns = _check_columns(draft, ignored)
     event_time = draft.event_time[0] if draft.event_time is not None else None
+    if event_time is not None:
+        event_time = nearest(event_time, [column.name for column in columns]) or event_time
     return Stream(draft.name, tuple(columns), event_time=event_time, location=draft.location)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tomllib
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -163,11 +164,13 @@ def _section(
     chosen: dict[str, Any] = {}
     for name, value in raw.items():
         if name not in known:
+            near = get_close_matches(name, known, n=1)
+            meant = f"did you mean {near[0]}? " if near else ""
             raise SettingsError(
                 f"{file}: unknown setting {section}.{name}",
-                hint=f"settings of {section} are {', '.join(known)}",
+                hint=f"{meant}settings of {section} are {', '.join(known)}",
             )
-        chosen[name] = _checked(f"{section}.{name}", known[name].default, value)
+        chosen[name] = _checked(f"{file}: {section}.{name}", known[name].default, value)
     for name, spec in known.items():
         variable = f"HEADRACE_{section}_{name}".upper()
         if variable in environment:

@@ -151,7 +151,7 @@ def test_what_is_missing_and_who_is_silent_is_said_in_words(
     (page,) = asked.document["streams"]
     assert page["producers"][0]["epochs"][0]["gaps"][0]["first"] == 3
     shown = headrace("completeness", *where).out
-    assert re.search(r"sensor-7 │ +0 │ 1–6 +│ +3 │ 3–5 ", shown), shown
+    assert re.search(r"sensor-7 │ +0 │ 1–6 +│ +3 │ +0 │ 3–5 ", shown), shown
     _read(up, 3, 3)
     _until(lambda: said()["missing_events"] == 0 and said()["silent_producers"] == [])
     filled = headrace("completeness", "readings", *where)

@@ -13,7 +13,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.compile import load_project
-from headrace.engine import prepared
 from headrace.engine.control import EngineControl
 from headrace.engine.engine import Engine
 from headrace.log.contract import Group, LogReader, LogWriter, PartitionBatch, stored_schema
@@ -184,14 +183,3 @@ def make_shared_rig(
 ) -> Iterator[Callable[..., Rig]]:
     """For tests of one module that look at one engine, in their order."""
     yield from rigs(spark, tmp_path_factory.mktemp("rig"))
-
-
-@pytest.fixture
-def patch_prepared(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Set the bounds that decide how a prepared plan runs."""
-
-    def patch(**bounds: float) -> None:
-        for name, value in bounds.items():
-            monkeypatch.setattr(prepared, name, value)
-
-    return patch

@@ -237,6 +237,25 @@ def test_the_hold_follows_the_slowest_view(make_rig: Callable[..., Any]) -> None
     assert read_hold(rig.settings.log_directory) == {"transactions": (5, 0)}
 
 
+def test_what_where_keeps_out_is_not_evaluated(make_rig: Callable[..., Any], shop: str) -> None:
+    rig = make_rig(
+        shop
+        + """
+CREATE MATERIALIZED VIEW shares AS
+SELECT 100 DIV quantity AS share, count(*) AS n, sum(10 DIV quantity) AS tenths
+FROM transactions WHERE quantity <> 0 GROUP BY 100 DIV quantity;
+"""
+    )
+    rig.start()
+    rig.append("transactions", [event(n, quantity=n % 3) for n in range(30)])
+    rig.settle()
+    assert sorted(tuple(row.values()) for row in rig.rows("shares")) == [
+        (50, 10, 50),
+        (100, 10, 100),
+    ]
+    assert rig.store.dead_letters(None, 10) == []
+
+
 @pytest.mark.parametrize("shuffle_rows_min", [1, 1_000_000])
 def test_large_ticks_with_a_shuffle_give_the_same(
     make_rig: Callable[..., Any], shop: str, shuffle_rows_min: int

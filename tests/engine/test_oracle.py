@@ -183,7 +183,6 @@ def run_through(rig: Any, events: list[dict[str, Any]], data: st.DataObject) -> 
 def test_every_view_equals_a_batch_query(
     make_rig: Callable[..., Any],
     spark: SparkSession,
-    patch_prepared: Callable[..., None],
     views: list[str],
     events: list[dict[str, Any]],
     data: st.DataObject,
@@ -192,9 +191,6 @@ def test_every_view_equals_a_batch_query(
         f"CREATE MATERIALIZED VIEW v{number} AS {sql};\n" for number, sql in enumerate(views)
     )
     rows_max = data.draw(st.sampled_from([3, 7, 1_000]), label="rows per tick")
-    # With a share of 0 every plan condenses in its first run and goes without it ever after.
-    share = data.draw(st.sampled_from([0, 1]), label="condensed share")
-    patch_prepared(CONDENSED_SHARE_MAX=share, CONDENSE_ROWS_MIN=1)
     rig = make_rig(text, engine=EngineSettings(tick_rows_max=rows_max))
     events = placed(events)
     run_through(rig, events, data)

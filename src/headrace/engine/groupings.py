@@ -35,16 +35,14 @@ _FIXED_WIDTH = frozenset(
 
 @dataclass(frozen=True)
 class Grouping:
-    """One GROUP BY: a view's own, or the values of one of its distincts. `rows` is the expression
-    whose sum is the number of events, when a row stands for several. Where each event is a row of
-    its own (`is_single`) nothing is grouped, and the keys are just columns."""
+    """One GROUP BY: a view's own, or the values of one of its distincts. Where each event is a row
+    of its own (`is_single`) nothing is grouped, and the keys are just columns."""
 
     view: str
     distinct: str | None
     where: str | None
     keys: tuple[tuple[str, str], ...]
     partials: tuple[Partial, ...]
-    rows: str | None = None
     is_single: bool = False
 
 

@@ -10,17 +10,16 @@ state is one row per event have a pass of their own, without the GROUP BY.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.engine.condense import Condensed, condense
 from headrace.engine.groupings import Grouping
 from headrace.model.plan import ROWS
 from headrace.model.types import DataType
 
-__all__ = ["FILTERED", "Pass", "aggregate_sql", "build_condensed_pass", "build_pass", "single_sql"]
+__all__ = ["FILTERED", "Pass", "aggregate_sql", "build_pass", "single_sql"]
 
 FILTERED = "_filtered"  # in the place of a distinct's name: the table that counts filtered events
 
@@ -66,12 +65,8 @@ class Pass:
     by: str
     chosen: str
     layouts: tuple[_Layout, ...]
-    condensed: Condensed | None = None
 
     def sql(self, from_name: str) -> str:
-        if self.condensed is not None:
-            first = f"SELECT {self.condensed.select} FROM {from_name} GROUP BY {self.condensed.by}"
-            from_name = f"({first})"
         if len(self.elements) == 1:
             tagged = f"SELECT {self.elements[0]} AS tagged FROM {from_name}"
             inner = f"SELECT tagged.* FROM ({tagged})"
@@ -128,8 +123,6 @@ def build_pass(groupings: Sequence[Grouping], types: Mapping[str, DataType]) -> 
             columns.append((name, key))
         if grouping.distinct is None:
             rows = "1L" if is_single else "count(1)"
-            if grouping.rows is not None:
-                rows = f"sum({slot('input', grouping.rows)})"
             columns.append((ROWS, aggregates.setdefault(rows, f"a{len(aggregates)}")))
         taken: dict[str, str] = {}
         for partial in grouping.partials:
@@ -151,12 +144,6 @@ def build_pass(groupings: Sequence[Grouping], types: Mapping[str, DataType]) -> 
     return Pass(tuple(elements), "" if is_single else by, chosen, tuple(layouts))
 
 
-def build_condensed_pass(groupings: Sequence[Grouping], types: Mapping[str, DataType]) -> Pass:
-    """The same result, with one grouping over all keys first; and how many rows that left."""
-    condensed = condense(groupings, types)
-    return replace(build_pass(condensed.groupings, condensed.types), condensed=condensed)
-
-
 def _struct_sql(
     tag: int, grouping: Grouping, filled: Mapping[str, str], inputs: Mapping[str, str]
 ) -> str:
@@ -165,8 +152,7 @@ def _struct_sql(
         return struct
     otherwise = "NULL"
     if grouping.distinct is None:
-        rows = {name: sql for name, sql in filled.items() if sql == grouping.rows}
-        otherwise = _tagged(_filtered_tag(tag), rows, inputs)
+        otherwise = _tagged(_filtered_tag(tag), {}, inputs)
     return f"IF({grouping.where}, {struct}, {otherwise})"
 
 

@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.engine.analysis import Analysis
 from headrace.engine.binding import expression_types
-from headrace.engine.condense import COUNTER, is_condensable
 from headrace.engine.failures import check_texts
 from headrace.engine.groupings import (
     Grouping,
@@ -26,12 +24,12 @@ from headrace.engine.groupings import (
     needed_columns,
     with_beyond,
 )
-from headrace.engine.passes import Pass, build_condensed_pass, build_pass
+from headrace.engine.passes import build_pass
 from headrace.engine.source import RANGES_PROPERTY, Range, Source, encode_ranges
 from headrace.engine.unscaled import narrow
 from headrace.model.definitions import Stream
 from headrace.model.errors import EngineError
-from headrace.model.plan import ROWS, ViewPlan
+from headrace.model.plan import ViewPlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,9 +38,6 @@ __all__ = ["PartialTables", "PreparedPlan", "split_ranges"]
 
 PartialTables = dict[tuple[str, str | None], pa.Table]
 LANE_ROWS_MIN = 30_000  # below this a second lane costs more than it saves
-CONDENSE_ROWS_MIN = 30_000  # planning the other way takes a second: too long for small ticks
-CONDENSED_SHARE_MAX = 0.3  # of the events; with more left it does not pay
-CONDENSE_AGAIN_RUNS = 256  # then it is tried once more
 GROW_ROWS_MIN = 30_000  # fewer say nothing about the keys in many
 FEW_ROWS_SHARE = 0.02  # rows of partials per event; with fewer, ticks may be larger
 _SOURCE_NAME = "_headrace_source"
@@ -68,50 +63,6 @@ def split_ranges(ranges: Sequence[Range], parts: int) -> list[list[Range]]:
     return lists
 
 
-class _Way:
-    """One way to compute the partials: its passes, and for each of them one plan per lane, made
-    when first run."""
-
-    def __init__(self, spark: SparkSession, parts: Sequence[tuple[Source, Pass]]) -> None:
-        self.parts = tuple(parts)
-        self._spark = spark
-        self._frames: dict[tuple[int, int], DataFrame] = {}
-
-    def run_lane(
-        self, lane: int, number: int, ranges: Sequence[Range], marks_file: str
-    ) -> PartialTables:
-        self._set_ranges([ranges], marks_file)
-        return self.parts[number][1].split(self._frames[(lane, number)].toArrow())
-
-    def run_afresh(
-        self, number: int, tasks: Sequence[Sequence[Range]], marks_file: str
-    ) -> PartialTables:
-        self._set_ranges(tasks, marks_file)
-        return self.parts[number][1].split(self._frame(number, len(tasks)).toArrow())
-
-    def prepare(self, lanes: int) -> None:
-        for lane in range(lanes):
-            for number in range(len(self.parts)):
-                if (lane, number) not in self._frames:
-                    frame = self._frame(number, 1)
-                    _assert_reusable(frame)
-                    self._frames[(lane, number)] = frame
-
-    def _set_ranges(self, tasks: Sequence[Sequence[Range]], marks_file: str) -> None:
-        encoded = encode_ranges(tasks, marks_file)
-        self._spark.sparkContext.setLocalProperty(RANGES_PROPERTY, encoded)
-
-    def _frame(self, number: int, tasks: int) -> DataFrame:
-        source, made = self.parts[number]
-        leaf = self._spark.range(0, tasks, 1, tasks).mapInArrow(
-            source.reader_function(), source.ddl()
-        )
-        # One partition that Spark knows of as one: then it plans no exchange.
-        leaf = leaf.coalesce(1) if tasks == 1 else leaf
-        leaf.createOrReplaceTempView(_SOURCE_NAME)
-        return self._spark.sql(made.sql(_SOURCE_NAME))
-
-
 class PreparedPlan:
     """Safe to run again and again; not to be run by two threads at once."""
 
@@ -135,23 +86,15 @@ class PreparedPlan:
         hashable = [g for g in groupings if is_hashable(g, types)]
         sorted_ = [g for g in groupings if g not in hashable]
         single = [g for g in every if g.is_single]
-        parts, singles = (
-            [
-                (Source(log_directory, stream, _columns(stream, part)), build_pass(part, types))
-                for part in some
-                if part
-            ]
-            for some in ((hashable, sorted_), (single,))
-        )
+        self._passes = [
+            (Source(log_directory, stream, _columns(stream, some)), build_pass(some, types))
+            for some in (hashable, sorted_, single)
+            if some
+        ]
+        self._frames: dict[tuple[int, int], DataFrame] = {}  # by lane and pass, made when first run
         self._lanes = lanes
         self._pool = pool
-        self._direct = _Way(spark, [*parts, *singles])
-        self._condensing: _Way | None = None
-        if len(groupings) > 1 and all(is_condensable(g, types) for g in groupings):
-            condensed = build_condensed_pass(groupings, types)
-            if condensed.condensed is not None and condensed.condensed.by:
-                self._condensing = _Way(spark, [(parts[0][0], condensed), *singles])
-        self._runs_direct = 0  # how many runs still go without condensing
+        self._spark = spark
         # Large ticks are cheaper by the event; what they hold in memory is the rows that come
         # out, and how many those are is known only from the run before.
         self.growth = 1  # the next run may be over so many times the usual events
@@ -160,7 +103,7 @@ class PreparedPlan:
     def warm_up(self) -> None:
         """Run the first lane once over nothing: Spark compiles the pass now instead of in the
         first tick. The others run the same code, when a tick is large enough for them."""
-        self._run_lanes(self._condensing or self._direct, [()], "")
+        self._run_lanes([()], "")
 
     def run(self, ranges: Sequence[Range], shuffle: bool, marks_file: str = "") -> PartialTables:
         """The partial tables of every view for these events, with what the marks say of them.
@@ -179,40 +122,60 @@ class PreparedPlan:
     def _run(
         self, ranges: Sequence[Range], rows: int, shuffle: bool, marks_file: str
     ) -> PartialTables:
-        way = self._direct
-        if self._condensing is not None and self._runs_direct == 0:
-            way = self._condensing
-        self._runs_direct = max(0, self._runs_direct - 1)
         if shuffle:
-            tasks = split_ranges(ranges, self._lanes * 2)
-            numbers = range(len(way.parts))
-            results = [way.run_afresh(number, tasks, marks_file) for number in numbers]
+            results = self._run_afresh(split_ranges(ranges, self._lanes * 2), marks_file)
         else:
             count = max(1, min(self._lanes, rows // LANE_ROWS_MIN))
-            results = self._run_lanes(way, split_ranges(ranges, count), marks_file)
-        return self._merge(results, rows)
+            results = self._run_lanes(split_ranges(ranges, count), marks_file)
+        return self._merge(results)
 
-    def _run_lanes(
-        self, way: _Way, lists: Sequence[Sequence[Range]], marks_file: str
-    ) -> list[PartialTables]:
-        way.prepare(len(lists))
+    def _run_lanes(self, lists: Sequence[Sequence[Range]], marks_file: str) -> list[PartialTables]:
+        for lane in range(len(lists)):
+            for number in range(len(self._passes)):
+                if (lane, number) not in self._frames:
+                    frame = self._frame(number, 1)
+                    _assert_reusable(frame)
+                    self._frames[(lane, number)] = frame
         futures: list[Future[PartialTables]] = [
-            self._pool.submit(way.run_lane, lane, number, mine, marks_file)
+            self._pool.submit(self._run_lane, lane, number, mine, marks_file)
             for lane, mine in enumerate(lists)
-            for number in range(len(way.parts))
+            for number in range(len(self._passes))
         ]
         wait(futures)  # a lane that fails must not leave another one running into the next tick
         return [future.result() for future in futures]
 
-    def _merge(self, results: Sequence[PartialTables], rows: int) -> PartialTables:
+    def _run_lane(
+        self, lane: int, number: int, ranges: Sequence[Range], marks_file: str
+    ) -> PartialTables:
+        self._set_ranges([ranges], marks_file)
+        return self._passes[number][1].split(self._frames[(lane, number)].toArrow())
+
+    def _run_afresh(self, tasks: Sequence[Sequence[Range]], marks_file: str) -> list[PartialTables]:
+        self._set_ranges(tasks, marks_file)
+        return [
+            made.split(self._frame(number, len(tasks)).toArrow())
+            for number, (_, made) in enumerate(self._passes)
+        ]
+
+    def _set_ranges(self, tasks: Sequence[Sequence[Range]], marks_file: str) -> None:
+        encoded = encode_ranges(tasks, marks_file)
+        self._spark.sparkContext.setLocalProperty(RANGES_PROPERTY, encoded)
+
+    def _frame(self, number: int, tasks: int) -> DataFrame:
+        source, made = self._passes[number]
+        leaf = self._spark.range(0, tasks, 1, tasks).mapInArrow(
+            source.reader_function(), source.ddl()
+        )
+        # One partition that Spark knows of as one: then it plans no exchange.
+        leaf = leaf.coalesce(1) if tasks == 1 else leaf
+        leaf.createOrReplaceTempView(_SOURCE_NAME)
+        return self._spark.sql(made.sql(_SOURCE_NAME))
+
+    def _merge(self, results: Sequence[PartialTables]) -> PartialTables:
         merged: dict[tuple[str, str | None], list[pa.Table]] = {}
         for tables in results:
             for key, table in tables.items():
                 merged.setdefault(key, []).append(table)
-        counter = merged.pop((COUNTER.view, COUNTER.distinct), [])
-        left = sum(pc.sum(table.column(ROWS)).as_py() for table in counter)
-        if rows >= CONDENSE_ROWS_MIN and left > rows * CONDENSED_SHARE_MAX:
-            self._runs_direct = CONDENSE_AGAIN_RUNS
         partials = {key: self._widened(key, pa.concat_tables(t)) for key, t in merged.items()}
         check_texts(partials.values())
         return partials

@@ -12,12 +12,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 SUITABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 UV ?= $(BIN)/uv
 
-.PHONY: help setup demo test lint format bench clean lock
+.PHONY: help setup demo test test-long lint format bench clean lock
 
 help:
 	@echo "make setup   make $(VENV) with the locked dependencies"
 	@echo "make demo    run the shop live in the terminal (Ctrl-C ends it)"
 	@echo "make test    lint, types, then the whole suite, fast tests first"
+	@echo "make test-long   the tests with made-up input, each SEEDS times (20) with other input"
 	@echo "make lint    ruff and mypy"
 	@echo "make format  rewrite the sources in the one format"
 	@echo "make bench   measure, check the results, print one JSON line per figure"
@@ -31,6 +32,11 @@ demo: $(VENV)/.installed
 
 test: lint
 	$(BIN)/python -m pytest $(ARGS)
+
+SEEDS ?= 20
+
+test-long: lint
+	$(BIN)/python -m pytest -m seeded --seeds $(SEEDS) $(ARGS)
 
 lint: $(VENV)/.developed
 	$(BIN)/ruff check .

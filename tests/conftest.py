@@ -1,14 +1,22 @@
-"""The order of the suite: fast tests first, so that a mistake shows within seconds.
+"""What holds for the whole suite: its order, its seeds, and what a test may leave behind.
 
-A test's stage is its marker, else the stage of its folder.
+Fast tests come first, so that a mistake shows within seconds; a test's stage is its marker, else
+the stage of its folder. With `--random-order-seed N` the files come in the random order of that
+seed instead, across all stages, so that a file that needs another before it is found.
+
+A test with made-up input asks for the fixture `seed` or is one of hypothesis's. It runs once, and
+with `--seeds N` that many times, each time with other input. `make test-long` does that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -33,6 +41,13 @@ FOLDERS = {
 _ROOT = Path(__file__).parent
 
 
+class Closable(Protocol):
+    def close(self) -> object: ...
+
+
+Opened = TypeVar("Opened", bound=Closable)
+
+
 def _stage(item: pytest.Item) -> str:
     for stage in STAGES:
         if item.get_closest_marker(stage) is not None:
@@ -43,9 +58,77 @@ def _stage(item: pytest.Item) -> str:
     return stage
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--random-order-seed",
+        type=int,
+        metavar="N",
+        help="run the test files in a random order, which follows from this number",
+    )
+    parser.addoption(
+        "--seeds",
+        type=int,
+        default=1,
+        metavar="N",
+        help="run each test with made-up input this many times, each time with other input",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Run once, hypothesis makes up the same input every time; run more often, always other."""
+    is_once = config.getoption("--seeds") == 1
+    hypothesis.settings.register_profile("suite", derandomize=is_once, print_blob=not is_once)
+    hypothesis.settings.load_profile("suite")
+
+
+def _is_seeded(test: pytest.Function | pytest.Metafunc) -> bool:
+    return "seed" in test.fixturenames or hypothesis.is_hypothesis_test(test.function)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    seeds = range(metafunc.config.getoption("--seeds"))
+    if len(seeds) > 1 and _is_seeded(metafunc):
+        if "seed" not in metafunc.fixturenames:
+            metafunc.fixturenames.append("seed")
+        ids = [f"seed {seed}" for seed in seeds]
+        metafunc.parametrize("seed", seeds, indirect=True, ids=ids)
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: STAGES.index(_stage(item)))
+    for item in items:
+        if isinstance(item, pytest.Function) and _is_seeded(item):
+            item.add_marker(pytest.mark.seeded)
+    if (order_seed := config.getoption("--random-order-seed")) is not None:
+        files = sorted({item.path for item in items})
+        random.Random(order_seed).shuffle(files)
+        items.sort(key=lambda item: files.index(item.path))
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    order_seed = config.getoption("--random-order-seed")
+    return (
+        [] if order_seed is None else [f"random order of files: --random-order-seed {order_seed}"]
+    )
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """For the random numbers of a test: 0, and with `--seeds N` in turn each up to N - 1."""
+    return getattr(request, "param", 0)
+
+
+@pytest.fixture
+def closing() -> Iterator[Callable[[Opened], Opened]]:
+    """Gives back what it is called with and closes it when the test ends, however it ends."""
+    with contextlib.ExitStack() as opened:
+
+        def closed_in_the_end(one: Opened) -> Opened:
+            opened.callback(one.close)
+            return one
+
+        yield closed_in_the_end
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -289,19 +289,18 @@ def test_a_crash_at_any_call_keeps_exactly_what_was_acknowledged(
         disk, model = Disk(directory, random.Random(seed)), Model(shop)
         with disk.installed():
             for groups, fault, countdown in lives:
-                writer = open_writer(directory, model.streams, SMALL, GatewaySettings())
-                model.check(directory, writer)
-                disk.arm(fault, countdown)
-                try:
-                    for parts in groups:
-                        model.open_group = parts
-                        writer.append(model.group(parts))
-                        model.stored.append(parts)
-                        model.open_group = None
-                except Dead:
-                    pass
-                disk.fault = ""
-                writer.close()
+                with opened(directory, model) as writer:
+                    model.check(directory, writer)
+                    disk.arm(fault, countdown)
+                    try:
+                        for parts in groups:
+                            model.open_group = parts
+                            writer.append(model.group(parts))
+                            model.stored.append(parts)
+                            model.open_group = None
+                    except Dead:
+                        pass
+                    disk.fault = ""
                 if fault == "power":
                     disk.lose_power()
                 # Opening may be cut short as well, any number of times.
@@ -313,9 +312,8 @@ def test_a_crash_at_any_call_keeps_exactly_what_was_acknowledged(
                     if fault == "power":
                         disk.lose_power()
                 disk.fault = ""
-            writer = open_writer(directory, model.streams, SMALL, GatewaySettings())
-            model.check(directory, writer)
-            writer.close()
+            with opened(directory, model) as writer:
+                model.check(directory, writer)
             assert verify(directory).findings == ()
 
 
@@ -329,8 +327,8 @@ def test_a_failing_disk_never_leaves_half_a_group(
 ) -> None:
     with temporary_log() as directory:
         disk, model = Disk(directory, random.Random(seed)), Model(shop)
-        with disk.installed():
-            writer = open_writer(directory, model.streams, SMALL, GatewaySettings())
+        with disk.installed(), ExitStack() as stack:
+            writer = stack.enter_context(opened(directory, model))
             reader = open_reader(directory, model.streams)
             for parts, countdown in faults:
                 if countdown:
@@ -350,13 +348,18 @@ def test_a_failing_disk_never_leaves_half_a_group(
                         model.open_group = None
                     except LogError:
                         writer.close()
-                        writer = open_writer(directory, model.streams, SMALL, GatewaySettings())
+                        writer = stack.enter_context(opened(directory, model))
                         model.check(directory, writer)
             model.check(directory, writer)
             writer.close()
-            writer = open_writer(directory, model.streams, SMALL, GatewaySettings())
-            model.check(directory, writer)
-            writer.close()
+            with opened(directory, model) as writer:
+                model.check(directory, writer)
+
+
+@contextmanager
+def opened(directory: Path, model: Model) -> Iterator[Any]:
+    with closing(open_writer(directory, model.streams, SMALL, GatewaySettings())) as writer:
+        yield writer
 
 
 @contextmanager

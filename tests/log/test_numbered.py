@@ -196,9 +196,9 @@ def test_what_is_accepted_is_missed_no_more_until_it_comes(
             assert (line.missing, line.accepted) == (len(missing), len(accepted))
 
 
-def test_many_writers_in_any_order_leave_no_gap() -> None:
+def test_many_writers_in_any_order_leave_no_gap(seed: int) -> None:
     rows = [(f"s{n % 50}", n // 50, n) for n in range(5_000)]
-    random.Random(3).shuffle(rows)
+    random.Random(seed).shuffle(rows)
     numbered = NumberedStreams([STREAM], 100, 1_000)
     for at in range(0, 5_000, 500):
         numbered.add("readings", _batch(rows[at : at + 500], at + 1))
@@ -261,10 +261,12 @@ def test_another_definition_counts_anew() -> None:
 
 
 @pytest.mark.parametrize("is_checkpointed", [False, True])
-def test_a_log_that_is_opened_again_counts_on(embedded: Any, is_checkpointed: bool) -> None:
+def test_a_log_that_is_opened_again_counts_on(
+    embedded: Any, is_checkpointed: bool, seed: int
+) -> None:
     stream = replace(STREAM, partitions=2, partition_by=("sensor",))
     writer = embedded.writer([stream])
-    rng, plain, at = random.Random(7), Plain(True), 0
+    rng, plain, at = random.Random(seed), Plain(True), 0
     for at in range(1, 60):
         rows = [("ab"[at % 2], rng.randrange(30), at + rng.randrange(50)) for _ in range(9)]
         plain.add(rows, at)

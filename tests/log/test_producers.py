@@ -88,10 +88,10 @@ def test_what_is_accepted_is_missed_no_more_until_it_comes(
             assert (line.missing, line.accepted) == (len(missing), len(accepted))
 
 
-def test_overtaking_requests_leave_no_gap(embedded: Any, shop: Any) -> None:
+def test_overtaking_requests_leave_no_gap(embedded: Any, shop: Any, seed: int) -> None:
     writer = embedded.writer([shop.stream()])
     requests = [(n * 10, b"%d" % n) for n in range(30)]
-    random.Random(5).shuffle(requests)
+    random.Random(seed).shuffle(requests)
     for at, (first, key) in enumerate(requests, 1):
         line = ProducerRange("transactions", "p", 0, first, 10)
         writer.append(Group(receipts=(Receipt(key, b"", b"", at, (line,)),)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,10 @@ SMALL = LogSettings(journal_bytes_max=16_384)
 def written(directory: Path, shop: Any, groups: int) -> Any:
     """A log with some groups of two events in two partitions, and its stream."""
     stream = shop.stream(partitions=2)
-    writer = open_writer(directory, [stream], SMALL, GatewaySettings())
-    for n in range(groups):
-        batches = (shop.to(stream, 0, n * 2, 2), shop.to(stream, 1, n * 2, 2))
-        writer.append(Group(batches, (Receipt(b"%d" % n, b"", b"", n),)))
-    writer.close()
+    with closing(open_writer(directory, [stream], SMALL, GatewaySettings())) as writer:
+        for n in range(groups):
+            batches = (shop.to(stream, 0, n * 2, 2), shop.to(stream, 1, n * 2, 2))
+            writer.append(Group(batches, (Receipt(b"%d" % n, b"", b"", n),)))
     return stream
 
 
@@ -46,17 +46,16 @@ def entry_bounds(directory: Path, number: int) -> tuple[int, int]:
 
 
 def check(directory: Path, shop: Any, stream: Any, groups: int) -> None:
-    writer = open_writer(directory, [stream], SMALL, GatewaySettings())
-    reader = open_reader(directory, [stream])
-    assert shop.ids(reader, "transactions", 0) == list(range(groups * 2))
-    assert shop.ids(reader, "transactions", 1) == list(range(groups * 2))
-    assert [writer.receipt(b"%d" % n) is not None for n in range(groups + 1)] == [
-        *[True] * groups,
-        False,
-    ]
-    writer.append(Group((shop.to(stream, 0, groups * 2, 2),)))
-    assert shop.ids(reader, "transactions", 0) == list(range(groups * 2 + 2))
-    writer.close()
+    with closing(open_writer(directory, [stream], SMALL, GatewaySettings())) as writer:
+        reader = open_reader(directory, [stream])
+        assert shop.ids(reader, "transactions", 0) == list(range(groups * 2))
+        assert shop.ids(reader, "transactions", 1) == list(range(groups * 2))
+        assert [writer.receipt(b"%d" % n) is not None for n in range(groups + 1)] == [
+            *[True] * groups,
+            False,
+        ]
+        writer.append(Group((shop.to(stream, 0, groups * 2, 2),)))
+        assert shop.ids(reader, "transactions", 0) == list(range(groups * 2 + 2))
     assert verify(directory).findings == ()
 
 
@@ -98,9 +97,8 @@ def test_the_last_entry_wrong_in_some_byte(tmp_path: Path, shop: Any) -> None:
         data[at] ^= 0xFF
         journal_file(copy).write_bytes(data)
         data[at] ^= 0xFF
-        writer = open_writer(copy, [stream], SMALL, GatewaySettings())
-        stored = writer.receipt(b"2") is not None
-        writer.close()
+        with closing(open_writer(copy, [stream], SMALL, GatewaySettings())) as writer:
+            stored = writer.receipt(b"2") is not None
         # Zeros between the parts of an entry carry nothing; every other byte is checked.
         check(copy, shop, stream, 3 if stored else 2)
         assert not stored or not data[at]
@@ -143,9 +141,8 @@ def test_segments_cut_at_every_byte_are_written_again(tmp_path: Path, shop: Any)
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path, shop: Any) -> None:
     stream = written(tmp_path / "log", shop, 2)
-    writer = open_writer(tmp_path / "log", [stream], SMALL, GatewaySettings())
-    writer.checkpoint()
-    writer.close()
+    with closing(open_writer(tmp_path / "log", [stream], SMALL, GatewaySettings())) as writer:
+        writer.checkpoint()
     (file,) = (tmp_path / "log" / "checkpoints").glob("*.checkpoint")
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
@@ -156,9 +153,8 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path, shop: Any) -> None:
 
 def test_segments_lost_behind_a_checkpoint_are_refused(tmp_path: Path, shop: Any) -> None:
     stream = written(tmp_path / "log", shop, 2)
-    writer = open_writer(tmp_path / "log", [stream], SMALL, GatewaySettings())
-    writer.checkpoint()
-    writer.close()
+    with closing(open_writer(tmp_path / "log", [stream], SMALL, GatewaySettings())) as writer:
+        writer.checkpoint()
     segment = tmp_path / "log" / "streams/transactions/0" / f"{0:020d}.segment"
     os.truncate(segment, segment.stat().st_size - 1)
     with pytest.raises(LogCorruptError, match="before 4"):
@@ -197,10 +193,9 @@ def test_an_entry_forged_in_an_event_does_not_pass_for_one(tmp_path: Path, shop:
 def test_a_headless_segment_in_the_middle_is_written_again(tmp_path: Path, shop: Any) -> None:
     """A power cut may keep a later file and lose an earlier one."""
     stream, small = shop.stream(partitions=1), LogSettings(segment_bytes_max=4_096)
-    writer = open_writer(tmp_path / "log", [stream], small, GatewaySettings())
-    for n in range(20):
-        writer.append(Group((shop.to(stream, 0, n * 20, 20),)))
-    writer.close()
+    with closing(open_writer(tmp_path / "log", [stream], small, GatewaySettings())) as writer:
+        for n in range(20):
+            writer.append(Group((shop.to(stream, 0, n * 20, 20),)))
     segments = sorted((tmp_path / "log" / "streams/transactions/0").glob("*.segment"))
     assert len(segments) > 3
     segments[1].write_bytes(bytes(segments[1].stat().st_size))

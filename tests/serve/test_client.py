@@ -25,13 +25,20 @@ class Cable:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self.connections = 0
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._is_closing = False
+        self._threads: list[threading.Thread] = []
+        self._start(self._accept)
+
+    def _start(self, work: Callable[..., None], *given: socket.socket) -> None:
+        thread = threading.Thread(target=work, args=given)
+        self._threads.append(thread)
+        thread.start()
 
     def _accept(self) -> None:
         while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
+            near, _ = self._listener.accept()
+            if self._is_closing:
+                near.close()
                 return
             try:
                 far = socket.create_connection(("127.0.0.1", self._port()))
@@ -41,7 +48,7 @@ class Cable:
             self.connections += 1
             self._sockets |= {near, far}
             for source, target in ((near, far), (far, near)):
-                threading.Thread(target=self._pass, args=(source, target), daemon=True).start()
+                self._start(self._pass, source, target)
 
     def _pass(self, source: socket.socket, target: socket.socket) -> None:
         try:
@@ -59,8 +66,14 @@ class Cable:
         self._sockets.clear()
 
     def close(self) -> None:
+        """A thread that would stay held the store until the interpreter ends."""
+        self._is_closing = True
+        socket.create_connection(self._listener.getsockname()).close()  # wakes the one that waits
+        self._threads[0].join()
         self._listener.close()
         self.cut()
+        for thread in self._threads:
+            thread.join()
 
 
 def _shut(connection: socket.socket) -> None:

@@ -45,9 +45,12 @@ def test_every_setting_is_documented_with_its_default() -> None:
 
 
 def _tree(kind: type[errors.HeadraceError]) -> Iterator[type[errors.HeadraceError]]:
+    """Of the module of errors alone: whether a module with a private kind of one of them was
+    imported depends on the tests that ran before."""
     yield kind
     for child in kind.__subclasses__():
-        yield from _tree(child)
+        if child.__module__ == errors.__name__:
+            yield from _tree(child)
 
 
 def _request_codes() -> set[str]:
@@ -144,7 +147,7 @@ def _commands_of(line: str) -> Iterator[list[str]]:
 
 def test_commands_in_the_documents_exist() -> None:
     known = _commands()
-    targets = set(re.findall(r"^([a-z]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(), re.MULTILINE))
     checked = 0
     for file, line in _shell_lines():
         for words in _commands_of(line):

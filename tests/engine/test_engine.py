@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headrace.engine.prepared import PreparedPlan
 from headrace.engine.views import LiveView
 from headrace.log.hold import read_hold
 from headrace.model.errors import FencedError, QueryError
@@ -256,12 +257,20 @@ FROM transactions WHERE quantity <> 0 GROUP BY 100 DIV quantity;
     assert rig.store.dead_letters(None, 10) == []
 
 
-@pytest.mark.parametrize("shuffle_rows_min", [1, 1_000_000])
-def test_large_ticks_with_a_shuffle_give_the_same(
-    make_rig: Callable[..., Any], shop: str, shuffle_rows_min: int
+@pytest.mark.parametrize(
+    ("shuffle_rows_min", "unused"),
+    [(0, "_run_afresh"), (3_001, "_run_afresh"), (3_000, "_run_lanes")],
+)
+def test_ticks_with_a_shuffle_give_the_same(
+    make_rig: Callable[..., Any],
+    shop: str,
+    monkeypatch: pytest.MonkeyPatch,
+    shuffle_rows_min: int,
+    unused: str,
 ) -> None:
     rig = make_rig(shop + ADDED, engine=EngineSettings(shuffle_rows_min=shuffle_rows_min))
     rig.start()
+    monkeypatch.delattr(PreparedPlan, unused)
     rig.append("transactions", [event(second % 50) for second in range(2_000)])
     rig.append("transactions", [event(second % 9) for second in range(1_000)], partition=1)
     rig.settle()

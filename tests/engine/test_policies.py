@@ -17,7 +17,6 @@ import pytest
 from policy_model import DELAY, EPOCH, KINDS, USERS, Event, Model, Row, definitions, placed
 from pyspark.sql import SparkSession
 
-from headrace.model.settings import EngineSettings
 from headrace.proof.comparison import Compared
 from headrace.proof.reconcile import reconcile, subject
 from headrace.proof.repairing import further, write_repair
@@ -178,7 +177,7 @@ def run(make_shared_rig: Callable[..., Any]) -> Run:
     text = "".join(
         definitions(policy, kinds, emit.get(policy, "")) for policy, kinds in RUN.items()
     )
-    rig = make_shared_rig(text, EngineSettings(tick_growth_max=1))
+    rig = make_shared_rig(text)
     made = Run(rig)
     made.append(EVENTS[:FIRST_EVENTS])
     made.settle()

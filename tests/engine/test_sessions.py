@@ -189,7 +189,7 @@ def test_sessions_equal_the_model_and_spark(
 ) -> None:
     """Examples follow each other in event time, far apart, through the same engine: its plans are
     made once. In the end everything is computed again, in larger ticks."""
-    rig = make_rig(sql_of(*POLICIES), EngineSettings(cores=1, tick_rows_max=9, tick_growth_max=1))
+    rig = make_rig(sql_of(*POLICIES), EngineSettings(cores=1, tick_rows_max=9))
     rig.start()
     models = {name: Model(policy) for name, policy in POLICIES.items()}
     logged: list[Event] = []
@@ -220,7 +220,7 @@ def test_sessions_equal_the_model_and_spark(
 
     example()
     rig.lose_store()
-    rig.settings = replace(rig.settings, engine=EngineSettings(cores=1, tick_growth_max=1))
+    rig.settings = replace(rig.settings, engine=EngineSettings(cores=1))
     rig.start()
     for name in POLICIES:
         rig.control.rebuild(name)
@@ -240,7 +240,7 @@ def test_sessions_equal_the_model_and_spark(
 
 def test_an_event_is_judged_with_those_before_it_in_its_tick(make_rig: Callable[..., Any]) -> None:
     """The event at 8 s is behind the watermark, but reaches a session that is not."""
-    rig = make_rig(sql_of("dropped"), EngineSettings(cores=1, tick_growth_max=1))
+    rig = make_rig(sql_of("dropped"), EngineSettings(cores=1))
     rig.start()
     times = [0, 13, 11, 8, 1]  # the last is late: its session ended at 3 s
     visits = [{"user_id": "a", "at": at, "page": "x", "amount": 1} for at in times]

@@ -1,4 +1,4 @@
-"""Ticks grow while few rows come out of them, and only then."""
+"""How many events a tick takes, and when the next one begins."""
 
 from __future__ import annotations
 
@@ -11,55 +11,38 @@ import pyarrow as pa
 import pytest
 
 from headrace.engine.engine import PACED_ROWS_MIN
-from headrace.engine.prepared import GROW_ROWS_MIN
 from headrace.model.settings import EngineSettings
 
 STREAM = "CREATE STREAM calls (model STRING NOT NULL, caller BIGINT NOT NULL);"
-FEW = "CREATE MATERIALIZED VIEW v AS SELECT model, count(*) AS n FROM calls GROUP BY model;"
-MANY = "CREATE MATERIALIZED VIEW v AS SELECT caller, count(*) AS n FROM calls GROUP BY caller;"
-EVENTS = 8 * GROW_ROWS_MIN
-CALLERS = EVENTS // 4
+VIEW = "CREATE MATERIALIZED VIEW v AS SELECT model, count(*) AS n FROM calls GROUP BY model;"
+EVENTS = 12_000
 
 
 @pytest.mark.parametrize(
-    ("view", "growth", "sizes"),
-    [(FEW, 4, [1, 2, 4, 1]), (FEW, 1, [1] * 8), (MANY, 4, [1] * 8)],
+    "bound", [{"tick_rows_max": 3_000}, {"tick_bytes_max": 100_000}], ids=["rows", "bytes"]
 )
-def test_a_tick_takes_more_events_while_few_rows_come_out(
-    make_rig: Callable[..., Any], view: str, growth: int, sizes: list[int]
+def test_a_tick_takes_no_more_events_than_it_may(
+    make_rig: Callable[..., Any], bound: dict[str, int]
 ) -> None:
-    settings = EngineSettings(tick_rows_max=GROW_ROWS_MIN, tick_growth_max=growth)
-    rig = make_rig(f"{STREAM}\n{view}", engine=settings)
+    rig = make_rig(f"{STREAM}\n{VIEW}", engine=EngineSettings(**bound))
     rig.start()
-    rig.append("calls", [{"model": "m", "caller": number % CALLERS} for number in range(EVENTS)])
+    for start in range(0, EVENTS, 1_000):
+        rig.append("calls", [{"model": "m", "caller": start}] * 1_000)
     taken = []
     while (result := rig.engine.step()) is not None:
         taken.append(result.events)
-    assert taken == [size * GROW_ROWS_MIN for size in sizes]
-    assert sum(row["n"] for row in rig.rows("v")) == EVENTS
-
-
-def test_a_tick_that_fails_is_done_again_at_its_usual_size(
-    make_rig: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rig = make_rig(f"{STREAM}\n{FEW}", engine=EngineSettings(tick_rows_max=GROW_ROWS_MIN))
-    rig.start()
-    rig.append("calls", [{"model": "m", "caller": number % CALLERS} for number in range(EVENTS)])
-    assert rig.engine.step().events == GROW_ROWS_MIN
-    (plan,) = rig.engine._ticker._computer._plans.values()
-    with monkeypatch.context() as broken:
-        broken.setattr(plan, "_run", lambda *_: (_ for _ in ()).throw(MemoryError()))
-        assert rig.engine.step() is None
-    assert rig.engine.step().events == GROW_ROWS_MIN
+    largest = bound.get("tick_rows_max") or EVENTS // 2
+    assert max(taken) <= largest
+    assert len(taken) <= 2 * EVENTS // largest + 1
+    assert sum(taken) == EVENTS
+    assert rig.rows("v") == [{"model": "m", "n": EVENTS}]
 
 
 def test_under_heavy_load_the_next_tick_waits_for_more_events_but_not_for_ever(
     make_rig: Callable[..., Any],
 ) -> None:
-    settings = EngineSettings(
-        tick_rows_max=PACED_ROWS_MIN, tick_growth_max=1, pace_milliseconds=4_000
-    )
-    rig = make_rig(f"{STREAM}\n{FEW}", engine=settings)
+    settings = EngineSettings(tick_rows_max=PACED_ROWS_MIN, pace_milliseconds=4_000)
+    rig = make_rig(f"{STREAM}\n{VIEW}", engine=settings)
     engine = rig.start()
     few = [{"model": "m", "caller": 1}] * 10
     many = few * (PACED_ROWS_MIN // 10)

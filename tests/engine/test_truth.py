@@ -355,7 +355,7 @@ def _without_final(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _ticks_of(rows: int) -> EngineSettings:
-    return EngineSettings(cores=1, tick_rows_max=rows, tick_growth_max=1)
+    return EngineSettings(cores=1, tick_rows_max=rows)
 
 
 @pytest.mark.parametrize("word", POLICIES)

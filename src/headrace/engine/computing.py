@@ -117,13 +117,6 @@ class Computer:
     def prepare(self, group: ViewGroup) -> None:
         self._plan(group.stream, group.views).warm_up()
 
-    def growth(self, group: ViewGroup) -> int:
-        """How many times the usual rows the group's next run may take."""
-        if group.views[0].isolation is not None:
-            return 1
-        plan = self._plans.get(_plan_key(group.stream, group.views))
-        return plan.growth if plan is not None else 1
-
     def compute(self, group: ViewGroup, ranges: tuple[Range, ...]) -> list[Computed]:
         """The group's partials; when its shared plan fails on data, each view's on its own."""
         try:
@@ -233,9 +226,9 @@ class Computer:
 
     def _run(self, group: ViewGroup, ranges: Sequence[Range], marks: Marks) -> PartialTables:
         rows = sum(r.rows for r in ranges)
-        is_large = rows >= self._settings.engine.shuffle_rows_min
+        shuffle = 0 < self._settings.engine.shuffle_rows_min <= rows
         plan = self._plan(group.stream, group.views)
-        return plan.run(ranges, is_large, self._file(marks))
+        return plan.run(ranges, shuffle, self._file(marks))
 
     def _file(self, marks: Marks) -> str:
         """Where the tasks find the marks. Two marks never share a name, nor do two engines that
@@ -315,7 +308,6 @@ class Computer:
                 [view.running_plan.plan for view in views],
                 self._lanes,
                 self._pool,
-                self._settings.engine.tick_growth_max,
             )
         self._plans[key] = plan
         return plan

@@ -1,8 +1,8 @@
 """A prepared plan: one pass over one stream for a set of views, built once and run every tick.
 
-Small and middling ticks run it as it is, in one lane or in several side by side; each lane is a
-plan of its own on one task, so it holds no exchange. Large ticks take the same SQL, planned afresh
-with a shuffle.
+A tick runs it as it is, in one lane or in several side by side; each lane is a plan of its own on
+one task, so it holds no exchange. Where a shuffle is asked for, the same SQL is planned afresh with
+one.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ __all__ = ["PartialTables", "PreparedPlan", "split_ranges"]
 
 PartialTables = dict[tuple[str, str | None], pa.Table]
 LANE_ROWS_MIN = 30_000  # below this a second lane costs more than it saves
-GROW_ROWS_MIN = 30_000  # fewer say nothing about the keys in many
-FEW_ROWS_SHARE = 0.02  # rows of partials per event; with fewer, ticks may be larger
 _SOURCE_NAME = "_headrace_source"
 _NOT_REUSABLE = ("Exchange", "Subquery", "InMemoryTableScan", "AdaptiveSparkPlan")
 
@@ -75,7 +73,6 @@ class PreparedPlan:
         plans: Sequence[ViewPlan],
         lanes: int,
         pool: ThreadPoolExecutor,
-        growth_max: int,
     ) -> None:
         narrowed = [narrow(g, stream) for plan in plans for g in groupings_of(plan, stream)]
         self._stream = stream
@@ -95,10 +92,6 @@ class PreparedPlan:
         self._lanes = lanes
         self._pool = pool
         self._spark = spark
-        # Large ticks are cheaper by the event; what they hold in memory is the rows that come
-        # out, and how many those are is known only from the run before.
-        self.growth = 1  # the next run may be over so many times the usual events
-        self._growth_max = growth_max
 
     def warm_up(self) -> None:
         """Run the first lane once over nothing: Spark compiles the pass now instead of in the
@@ -108,23 +101,10 @@ class PreparedPlan:
     def run(self, ranges: Sequence[Range], shuffle: bool, marks_file: str = "") -> PartialTables:
         """The partial tables of every view for these events, with what the marks say of them.
         Raises what Spark raises."""
-        rows = sum(r.rows for r in ranges)
-        growth, self.growth = self.growth, 1  # also when this run fails
-        tables = self._run(ranges, rows, shuffle, marks_file)
-        self.growth = growth
-        out = sum(table.num_rows for table in tables.values())
-        if out > rows * FEW_ROWS_SHARE:
-            self.growth = 1
-        elif rows >= GROW_ROWS_MIN:
-            self.growth = min(growth * 2, self._growth_max)
-        return tables
-
-    def _run(
-        self, ranges: Sequence[Range], rows: int, shuffle: bool, marks_file: str
-    ) -> PartialTables:
         if shuffle:
             results = self._run_afresh(split_ranges(ranges, self._lanes * 2), marks_file)
         else:
+            rows = sum(r.rows for r in ranges)
             count = max(1, min(self._lanes, rows // LANE_ROWS_MIN))
             results = self._run_lanes(split_ranges(ranges, count), marks_file)
         return self._merge(results)

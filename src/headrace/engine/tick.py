@@ -176,9 +176,8 @@ class Ticker:
 
     def _choose(self, group: ViewGroup) -> tuple[Range, ...]:
         group = up_to_replays(self._within_stream(group))
-        growth = self._computer.growth(group)
-        bytes_max = self._settings.engine.tick_bytes_max * growth
-        ranges = choose_ranges(replace(group, rows_max=group.rows_max * growth))
+        bytes_max = self._settings.engine.tick_bytes_max
+        ranges = choose_ranges(group)
         size = sum(
             self._reader.size_bytes(group.stream.name, r.partition, r.start, r.end) for r in ranges
         )

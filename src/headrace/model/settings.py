@@ -62,9 +62,8 @@ class EngineSettings:
     java_heap_mebibytes: int = 2_048
     tick_rows_max: int = 400_000
     tick_bytes_max: int = 128 * MEBIBYTE
-    tick_growth_max: int = 4
     pace_milliseconds: int = 1_000
-    shuffle_rows_min: int = 2_000_000
+    shuffle_rows_min: int = 0  # 0: never
     dead_letters_in_a_row_max: int = 20
     dead_letters_per_thousand_max: int = 100
     view_failures_max: int = 5

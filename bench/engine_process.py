@@ -25,12 +25,12 @@ from bench.preload import Preloader, groups
 from bench.shop import VIEWS
 from headrace.compile import load_project
 from headrace.engine.control import EngineControl
-from headrace.engine.engine import Engine
-from headrace.engine.session import start_spark, stop_spark
-from headrace.log.embedded import open_reader
+from headrace.engine.loop import Engine
+from headrace.log.embedded.backend import open_reader
 from headrace.model.settings import load_settings
+from headrace.spark.session import start_spark, stop_spark
 from headrace.store.contract import ViewChange
-from headrace.store.duck import open_store
+from headrace.store.duckdb.backend import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,7 @@ from bench.processes import cpu_seconds, started
 from bench.results import Figure
 from bench.shop import STREAM, write_project
 from headrace.compile import load_project
-from headrace.log.embedded import open_reader
+from headrace.log.embedded.backend import open_reader
 from headrace.model.settings import load_settings
 
 __all__ = ["ingest", "stored_batches"]

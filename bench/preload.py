@@ -12,7 +12,7 @@ import pyarrow as pa
 from bench.shop import STREAM
 from headrace.compile import load_project
 from headrace.log.contract import Group, LogWriter, PartitionBatch, stored_schema
-from headrace.log.embedded import open_writer
+from headrace.log.embedded.backend import open_writer
 from headrace.model.definitions import Stream
 from headrace.model.settings import load_settings
 

@@ -12,8 +12,8 @@ from bench.events import CHUNK_EVENTS, Workload, bodies
 from bench.processes import START_SECONDS_MAX, cpu_seconds, started, wait_until
 from bench.results import Figure
 from bench.shop import write_project
-from headrace.engine.archive import archive_file
-from headrace.engine.java import find_java
+from headrace.spark.class_archive import archive_file
+from headrace.spark.java import find_java
 
 __all__ = ["startup_and_idle"]
 
@@ -26,7 +26,7 @@ SETTLE_SECONDS = 8.0  # longer than the engine waits before it folds its files t
 def startup_and_idle(work: Path, quick: bool) -> Iterator[Figure]:
     """Start-up is a second start: from the command until an event that was posted as soon as the
     gateway took it is visible in a view, beside those of the run before. The first run goes on
-    until Spark's classes are archived, which it does by itself (headrace.engine.archive)."""
+    until Spark's classes are archived, which it does by itself (headrace.spark.class_archive)."""
     seconds = 5.0 if quick else 30.0
     workload = Workload(seed=7, rate=10_000)
     (chunk,) = bodies(workload, CHUNK_EVENTS, SIZE)

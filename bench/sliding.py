@@ -20,7 +20,7 @@ from bench.oracle import Difference
 from bench.results import Figure
 from headrace.compile import load_project
 from headrace.log.contract import Group, PartitionBatch, stored_schema
-from headrace.log.embedded import open_writer
+from headrace.log.embedded.backend import open_writer
 from headrace.model.settings import load_settings
 
 __all__ = ["sliding"]

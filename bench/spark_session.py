@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.engine.java import find_java, java_home_for_spark
 from headrace.model.settings import EngineSettings
+from headrace.spark.java import find_java, java_home_for_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -26,16 +26,21 @@ STAGES = ("unit", "contract", "spark", "end_to_end")
 FOLDERS = {
     "model": "unit",
     "compile": "unit",
+    "kinds": "unit",
     "tidy": "unit",
     "cli": "unit",
     "demo": "unit",
     "log": "contract",
     "store": "contract",
+    "formats": "contract",
     "gateway": "contract",
+    "http": "contract",
     "serve": "contract",
     "client": "contract",
     "bench": "contract",
+    "spark": "spark",
     "engine": "spark",
+    "proof": "spark",
     "end_to_end": "end_to_end",
 }
 _ROOT = Path(__file__).parent
@@ -134,8 +139,8 @@ def closing() -> Iterator[Callable[[Opened], Opened]]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The one Spark session of a run, with the engine's own settings."""
-    from headrace.engine.session import start_spark, stop_spark
     from headrace.model.settings import EngineSettings, Settings
+    from headrace.spark.session import start_spark, stop_spark
 
     directory = tmp_path_factory.mktemp("spark")
     settings = Settings(directory, engine=EngineSettings(java_heap_mebibytes=1_024))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.client import AsyncClient, Client
-    from headrace.compile.python import stream
+    from headrace.compile.python.definitions import stream
     from headrace.model.errors import DefinitionError, DefinitionErrors, HeadraceError
 
 __all__ = [
@@ -29,7 +29,7 @@ _HOMES = {
     "DefinitionError": "headrace.model.errors",
     "DefinitionErrors": "headrace.model.errors",
     "HeadraceError": "headrace.model.errors",
-    "stream": "headrace.compile.python",
+    "stream": "headrace.compile.python.definitions",
 }
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pytest
 
-from headrace.demo.upright import Upright
+from headrace.demo.background_project import Upright
 from headrace.proof import session
 
 if TYPE_CHECKING:

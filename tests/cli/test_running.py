@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from headrace.demo.upright import Upright
+from headrace.demo.background_project import Upright
 
 pytestmark = pytest.mark.end_to_end
 SENSORS = """

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from headrace.compile import load_project
-from headrace.log.embedded import open_writer
+from headrace.log.embedded.backend import open_writer
 from headrace.model.settings import load_settings
 
 pytestmark = pytest.mark.contract

@@ -20,7 +20,7 @@ import pytest
 from headrace.client import AsyncClient, Client, Quarantined
 from headrace.client.outbox import Limits
 from headrace.compile import load_project
-from headrace.log.embedded import open_reader
+from headrace.log.embedded.backend import open_reader
 from headrace.model.errors import RefusedError
 from headrace.model.settings import load_settings
 

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from headrace.compile import bind_view, parse_sql, plan_view
-from headrace.compile.duckdb_combine import store_type
+from headrace.compile.duckdb.combine import store_type
 from headrace.model.definitions import Stream
 from headrace.model.errors import DefinitionError, DefinitionErrors
 from headrace.model.plan import FRAME, ROWS, BoundView, Partial, Sliding, ViewPlan, Window

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from headrace.compile import load_project, parse_sql, plan_view
-from headrace.compile.dialect import canonical, parse_expression
-from headrace.compile.intervals import format_interval, parse_interval
+from headrace.compile.sql.dialect import canonical, parse_expression
+from headrace.compile.sql.intervals import format_interval, parse_interval
 from headrace.model.errors import DefinitionErrors
 
 STREAM = """CREATE STREAM s (

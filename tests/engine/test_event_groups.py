@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 from headrace.compile import plan_view
 from headrace.log.contract import stored_schema
 from headrace.model.settings import EngineSettings
-from headrace.store import views
+from headrace.store.duckdb import views
 
 EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 DELAY, TIMEOUT = 5, 12

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from headrace.engine.judging import KeySessions
+from headrace.engine.lateness import KeySessions
 from headrace.model.settings import EngineSettings
 
 EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)

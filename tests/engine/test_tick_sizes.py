@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.engine.engine import PACED_ROWS_MIN
+from headrace.engine.loop import PACED_ROWS_MIN
 from headrace.model.settings import EngineSettings
 
 STREAM = "CREATE STREAM calls (model STRING NOT NULL, caller BIGINT NOT NULL);"

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 from gateway_feed import lines_request, microseconds
 
-from headrace.gateway.decoding import StreamDecoder
-from headrace.gateway.heartbeats import Heartbeats
+from headrace.gateway.ingest.decoding import StreamDecoder
+from headrace.gateway.ingest.heartbeats import Heartbeats
 from headrace.log.contract import Group, accept_note
 from headrace.model.settings import EngineSettings, GatewaySettings
 from headrace.store.contract import ViewChange

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.engine.prepared import split_ranges
-from headrace.engine.source import Range, decode_ranges, encode_ranges
 from headrace.engine.views import Isolation, LiveView, ViewGroup, choose_ranges, group_views
 from headrace.model.definitions import Column, Stream
 from headrace.model.plan import BoundView, ViewPlan
 from headrace.model.types import DataType
+from headrace.spark.leaf import Range, decode_ranges, encode_ranges
+from headrace.spark.prepared_plan import split_ranges
 from headrace.store.contract import ViewStatus
 
 STREAM = Stream("s", (Column("a", DataType("INT")),), partitions=2)

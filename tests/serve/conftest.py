@@ -21,10 +21,10 @@ from headrace.model.errors import QueryError
 from headrace.model.plan import BoundColumn, BoundView, Expression, Partial, ViewPlan
 from headrace.model.settings import Settings, StoreSettings
 from headrace.model.types import parse_type
-from headrace.serve.control import EngineStatus, StreamReport, TickDurations, ViewReport
+from headrace.serve.operate.control import EngineStatus, StreamReport, TickDurations, ViewReport
 from headrace.serve.server import Server, start_server
 from headrace.store.contract import Counts, Store, StoreDeadLetter, TickWrite, ViewWrite
-from headrace.store.duck import open_store
+from headrace.store.duckdb.backend import open_store
 
 STRING, MONEY, BIGINT = (parse_type(t) for t in ("STRING", "DECIMAL(28, 2)", "BIGINT"))
 PARTIALS = pa.schema(

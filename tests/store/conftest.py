@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -10,11 +9,9 @@ import pytest
 
 from headrace.model.settings import StoreSettings
 from headrace.store.contract import Store
-from headrace.store.duck import open_store
+from headrace.store.duckdb.backend import open_store
 
 BACKENDS: dict[str, Callable[[Path, StoreSettings], Store]] = {"duckdb": open_store}
-
-sys.path.insert(0, str(Path(__file__).parent))  # store_cases.py, shared by the tests here
 
 
 @pytest.fixture(params=list(BACKENDS))

@@ -34,7 +34,7 @@ from headrace.model.errors import (
 )
 from headrace.model.settings import StoreSettings
 from headrace.store.contract import Counts, Store, StoreDeadLetter, TickWrite, ViewStatus
-from headrace.store.duck import open_store
+from headrace.store.duckdb.backend import open_store
 
 ONE = Decimal("1.00")
 
@@ -450,7 +450,7 @@ def test_a_tick_counts_once_though_what_follows_its_commit_fails(
 
     for name in ("accept", "keep_up"):
         for _ in range(20):  # rows are written after 16 ticks at the latest
-            monkeypatch.setattr(f"headrace.store.views.Views.{name}", fails)
+            monkeypatch.setattr(f"headrace.store.duckdb.views.Views.{name}", fails)
             write = tick_write(store, generation, view_write(view, [("ann", 1, ONE, 1, ONE)]))
             with contextlib.suppress(duckdb.OutOfMemoryException):
                 store.commit(write)

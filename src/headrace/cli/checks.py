@@ -99,7 +99,7 @@ def _packages(settings: Settings) -> Check:
 
 
 def _java(settings: Settings) -> Check:
-    from headrace.engine.java import find_java
+    from headrace.spark.java import find_java
 
     try:
         java = find_java()

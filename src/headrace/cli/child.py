@@ -45,7 +45,7 @@ def _run(name: str, directory: Path) -> int:
 
 def _run_engine(settings: Settings, directory: Path) -> int:
     """Java takes longest to start: whatever else is needed is imported after it was begun."""
-    from headrace.engine.session import started_spark
+    from headrace.spark.session import started_spark
 
     with started_spark(settings) as starting:
         from headrace.compile import load_project

@@ -29,7 +29,7 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Make a token and print it: the only time it can be seen, only its hash is kept."""
-    from headrace.gateway.tokens import create_token
+    from headrace.http.tokens import create_token
 
     secret = create_token(read_settings(project), name, scope)
     if as_json:
@@ -42,7 +42,7 @@ def create(
 @app.command("list")
 def list_tokens(project: ProjectFolder = None, as_json: AsJson = False) -> None:
     """Show the tokens' names and scopes."""
-    from headrace.gateway.tokens import list_tokens as stored
+    from headrace.http.tokens import list_tokens as stored
 
     settings = read_settings(project)
     tokens = stored(settings)
@@ -64,7 +64,7 @@ def revoke(
     as_json: AsJson = False,
 ) -> None:
     """Take a token back. A running gateway refuses it within a second."""
-    from headrace.gateway.tokens import revoke_token
+    from headrace.http.tokens import revoke_token
 
     if not revoke_token(read_settings(project), name):
         raise SettingsError(f"there is no token named {name}", hint="headrace token list")

@@ -62,7 +62,7 @@ def command(
             f"{settings.directory} defines no stream",
             hint="write CREATE STREAM … into definitions/NAME.sql",
         )
-    from headrace.gateway.access import Access
+    from headrace.http.access import Access
 
     Access(settings)  # refuses an address that others can reach while there are no tokens
     with _only_one(settings):

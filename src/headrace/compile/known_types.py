@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sqlglot import expressions as exp
 
-from headrace.compile import spark_types as st
-from headrace.compile.dialect import canonical
-from headrace.compile.duckdb_values import number
-from headrace.compile.stream_draft import UNKNOWN
+from headrace.compile.duckdb import spark_types as st
+from headrace.compile.duckdb.values import number
+from headrace.compile.sql.dialect import canonical
+from headrace.compile.streams.draft import UNKNOWN
 from headrace.model.definitions import Stream
 from headrace.model.types import DataType, TypeSyntaxError, parse_type
 

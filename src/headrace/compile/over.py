@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from sqlglot import expressions as exp
 
-from headrace.compile.aggregates import Call, find_aggregate, read_call
-from headrace.compile.dialect import canonical, identifier
 from headrace.compile.functions import function_name, kind_of
-from headrace.compile.intervals import IntervalError, interval_node, parse_interval_node
+from headrace.compile.planning.aggregates import Call, find_aggregate, read_call
+from headrace.compile.sql.dialect import canonical, identifier
+from headrace.compile.sql.intervals import IntervalError, interval_node, parse_interval_node
 from headrace.compile.windows import WindowError, is_event_time, time_column
 from headrace.model.definitions import Stream
 

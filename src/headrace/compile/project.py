@@ -6,13 +6,13 @@ from pathlib import Path
 
 from sqlglot import expressions as exp
 
-from headrace.compile.dialect import canonical
 from headrace.compile.draft import ViewDraft
 from headrace.compile.faults import Faults, SourceText
 from headrace.compile.passes import run_passes
-from headrace.compile.python import run_python
-from headrace.compile.statements import Statements, ViewStatement, read_statements
-from headrace.compile.streams import check_name, check_stream, known_part
+from headrace.compile.python.definitions import run_python
+from headrace.compile.sql.dialect import canonical
+from headrace.compile.sql.statements import Statements, ViewStatement, read_statements
+from headrace.compile.streams.checks import check_name, check_stream, known_part
 from headrace.model.definitions import Output, Project, Stream, View
 from headrace.model.errors import DefinitionErrors, Location
 from headrace.model.settings import load_settings

@@ -11,10 +11,10 @@ from math import gcd
 
 from sqlglot import expressions as exp
 
-from headrace.compile.calendars import UNITS, zone_hint
-from headrace.compile.dialect import canonical, identifier
 from headrace.compile.functions import function_name
-from headrace.compile.intervals import IntervalError, format_interval, parse_interval_node
+from headrace.compile.sql.calendars import UNITS, zone_hint
+from headrace.compile.sql.dialect import canonical, identifier
+from headrace.compile.sql.intervals import IntervalError, format_interval, parse_interval_node
 from headrace.model.definitions import Stream
 from headrace.model.plan import CalendarWindow, EventGroup, SessionWindow, Window
 

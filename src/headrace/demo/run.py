@@ -14,13 +14,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from headrace.demo.by_hand import ByHand
+from headrace.demo.background_project import Upright
 from headrace.demo.check import Expected, expected_rows, first_difference, view_rows
 from headrace.demo.events import make_pools
+from headrace.demo.plain_http import ByHand
 from headrace.demo.screen import WINDOWS_IN_LINE, Snapshot, plain_line, render
 from headrace.demo.senders import Plan, Senders, record_files
 from headrace.demo.shop import VIEWS, write_project
-from headrace.demo.upright import Upright
 from headrace.model.errors import ClientError, EngineError
 
 __all__ = ["Demo", "Outcome"]

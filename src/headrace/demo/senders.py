@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from headrace.demo.by_hand import ByHand
 from headrace.demo.events import Generator, Pools
+from headrace.demo.plain_http import ByHand
 from headrace.demo.shop import STREAM
 from headrace.model.errors import HeadraceError, RefusedError
 

@@ -20,16 +20,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.engine.analysis import Analysis
-from headrace.engine.duplicates import Verdict, find_duplicates
-from headrace.engine.failures import data_failure
-from headrace.engine.judging import Judge
+from headrace.engine.dedup import Verdict, find_duplicates
 from headrace.engine.late_events import LateFinder
 from headrace.engine.late_windows import JoinedWindows, count_rows
-from headrace.engine.marks import DECISION, Marks, column_marks, judged_column, merged
-from headrace.engine.prepared import PartialTables, PreparedPlan
-from headrace.engine.questions import TIME, Questions
-from headrace.engine.source import OFFSET, PARTITION, WATERMARK, Range
+from headrace.engine.lateness import Judge
 from headrace.engine.views import (
     Halt,
     Isolation,
@@ -38,11 +32,17 @@ from headrace.engine.views import (
     moved,
     reached_offsets,
 )
-from headrace.engine.windows import Decision, Judged
 from headrace.log.contract import LogReader
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import BEYOND, LATE
 from headrace.model.settings import Settings
+from headrace.spark.analysis import Analysis
+from headrace.spark.data_failures import data_failure
+from headrace.spark.event_annotations import DECISION, Marks, column_marks, judged_column, merged
+from headrace.spark.event_query import TIME, Questions
+from headrace.spark.leaf import OFFSET, PARTITION, WATERMARK, Range
+from headrace.spark.prepared_plan import PartialTables, PreparedPlan
+from headrace.spark.windows import Decision, Judged
 from headrace.store.contract import Store
 
 if TYPE_CHECKING:

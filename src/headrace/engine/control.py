@@ -12,7 +12,7 @@ from typing import Any
 from headrace.engine.views import LiveView
 from headrace.log.contract import LogReader
 from headrace.model.errors import LogError, QueryError
-from headrace.serve.control import EngineStatus, StreamReport, TickDurations, ViewReport
+from headrace.serve.operate.control import EngineStatus, StreamReport, TickDurations, ViewReport
 from headrace.store.contract import Repair, Repaired, Store, StoredDecision
 
 __all__ = ["EngineControl"]

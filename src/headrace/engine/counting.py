@@ -8,12 +8,12 @@ import pyarrow.compute as pc
 
 from headrace.engine.computing import Computed
 from headrace.engine.late_windows import count_rows, is_applied
-from headrace.engine.marks import DECISION
-from headrace.engine.passes import FILTERED
 from headrace.engine.views import LiveView
-from headrace.engine.windows import Decision
 from headrace.model.definitions import LatePolicy
 from headrace.model.plan import ROWS
+from headrace.spark.event_annotations import DECISION
+from headrace.spark.passes import FILTERED
+from headrace.spark.windows import Decision
 from headrace.store.contract import Counts
 
 __all__ = ["view_counts"]

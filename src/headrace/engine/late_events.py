@@ -10,12 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.engine.groupings import groupings_of, with_beyond
 from headrace.engine.late_windows import JoinedWindows, missed_windows
-from headrace.engine.marks import DECISION
-from headrace.engine.questions import Questions
-from headrace.engine.source import OFFSET, PARTITION, WATERMARK, Range
-from headrace.engine.windows import Decision
 from headrace.log.contract import QUALITIES, QUALITY, LogReader
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import (
@@ -28,6 +23,11 @@ from headrace.model.plan import (
     SessionWindow,
     ViewPlan,
 )
+from headrace.spark.aggregations import groupings_of, with_beyond
+from headrace.spark.event_annotations import DECISION
+from headrace.spark.event_query import Questions
+from headrace.spark.leaf import OFFSET, PARTITION, WATERMARK, Range
+from headrace.spark.windows import Decision
 from headrace.store.late_counts import late_column
 
 __all__ = ["LateFinder", "decided_to_drop", "dropped_windows"]

@@ -13,7 +13,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.engine.source import OFFSET, PARTITION
 from headrace.model.plan import (
     BEYOND,
     LATE,
@@ -24,6 +23,7 @@ from headrace.model.plan import (
     ViewPlan,
     Window,
 )
+from headrace.spark.leaf import OFFSET, PARTITION
 
 __all__ = ["JoinedWindows", "applied_rows", "count_rows", "missed_windows"]
 

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from headrace.compile import plan_view
-from headrace.engine.analysis import Analysis
-from headrace.engine.binding import bind
 from headrace.engine.views import LiveView
 from headrace.engine.watermarks import read_watermark
-from headrace.engine.windows import sets_aside
 from headrace.log.contract import LogReader
 from headrace.model.definitions import Project, Stream, View
 from headrace.model.errors import EngineError, HeadraceError, ViewChangedError
 from headrace.model.plan import BoundView
+from headrace.spark.analysis import Analysis
+from headrace.spark.binding import bind
+from headrace.spark.windows import sets_aside
 from headrace.store.contract import CatalogEntry, Store, ViewStatus
 
 __all__ = ["open_views", "restart_view"]

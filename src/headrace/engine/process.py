@@ -12,15 +12,15 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from headrace.engine.control import EngineControl
-from headrace.engine.engine import Engine
-from headrace.engine.java import Java
-from headrace.engine.session import archive_classes, warm_workers
-from headrace.log.embedded import open_reader
+from headrace.engine.loop import Engine
+from headrace.log.embedded.backend import open_reader
 from headrace.model.definitions import Project
 from headrace.model.errors import HeadraceError
 from headrace.model.settings import Settings
 from headrace.serve.server import start_server
-from headrace.store.duck import open_store
+from headrace.spark.java import Java
+from headrace.spark.session import archive_classes, warm_workers
+from headrace.store.duckdb.backend import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,9 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from headrace.engine.analysis import Analysis
 from headrace.engine.computing import Computed, Computer
-from headrace.engine.source import Range
 from headrace.engine.views import (
     Isolation,
     LiveView,
@@ -36,6 +34,8 @@ from headrace.engine.writes import Writes, distinct_tables
 from headrace.log.contract import LogReader
 from headrace.model.errors import MergeError
 from headrace.model.settings import Settings
+from headrace.spark.analysis import Analysis
+from headrace.spark.leaf import Range
 from headrace.store.contract import (
     Counts,
     Repair,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from headrace.engine.source import Range
 from headrace.engine.watermarks import Watermark
 from headrace.model.definitions import Stream
 from headrace.model.plan import BoundView
+from headrace.spark.leaf import Range
 from headrace.store.contract import Counts, Store, ViewStatus
 
 __all__ = [

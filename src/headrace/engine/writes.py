@@ -12,11 +12,11 @@ from headrace.engine.computing import Computed, Computer
 from headrace.engine.counting import view_counts
 from headrace.engine.late_events import decided_to_drop, dropped_windows
 from headrace.engine.late_windows import JoinedWindows, applied_rows
-from headrace.engine.prepared import PartialTables
-from headrace.engine.source import Range
 from headrace.engine.views import LiveView, reached_offsets
 from headrace.log.contract import LogReader
 from headrace.model.definitions import LatePolicy, Stream
+from headrace.spark.leaf import Range
+from headrace.spark.prepared_plan import PartialTables
 from headrace.store.contract import (
     Store,
     StoreDeadLetter,

@@ -16,35 +16,35 @@ from urllib.parse import quote
 
 import msgspec
 
-from headrace.gateway.access import ANY_TOKEN, Access
-from headrace.gateway.bodies import BodyKind, body_kind, check_encoding
-from headrace.gateway.cloudevents import binary_key, is_binary
-from headrace.gateway.committer import Committer
-from headrace.gateway.completeness import PRODUCERS_MAX, ProducerWatch
-from headrace.gateway.connections import Connections
-from headrace.gateway.deadletters import LIST_MAX, DeadLetters
-from headrace.gateway.decisions import Decide, accept_gaps, retire_producer
-from headrace.gateway.heartbeats import Heartbeats
-from headrace.gateway.incoming import BodyRoom, Incoming, IncomingReply
-from headrace.gateway.joined import Joined
-from headrace.gateway.metrics import Metrics
-from headrace.gateway.openapi import openapi_body
-from headrace.gateway.parameters import number_parameter, read_parameters, stream_parameter
-from headrace.gateway.problems import (
-    Response,
-    failure_response,
-    problem_response,
-    unknown_stream,
-)
-from headrace.gateway.proxy import EngineProxy
-from headrace.gateway.requests import (
+from headrace.formats.cloudevents import binary_key, is_binary
+from headrace.gateway.admin.combined_answers import Joined
+from headrace.gateway.admin.completeness import PRODUCERS_MAX, ProducerWatch
+from headrace.gateway.admin.deadletters import LIST_MAX, DeadLetters
+from headrace.gateway.admin.metrics import Metrics
+from headrace.gateway.admin.producer_decisions import Decide, accept_gaps, retire_producer
+from headrace.gateway.admin.proxy import EngineProxy
+from headrace.gateway.admin.status import Status
+from headrace.gateway.ingest.bodies import BodyKind, body_kind, check_encoding
+from headrace.gateway.ingest.committer import Committer
+from headrace.gateway.ingest.heartbeats import Heartbeats
+from headrace.gateway.ingest.requests import (
     JSON_HEADERS,
     EventsRequest,
     Headers,
     read_retry_key,
     read_sent_at,
 )
-from headrace.gateway.status import Status
+from headrace.http.access import ANY_TOKEN, Access
+from headrace.http.connections import Connections
+from headrace.http.incoming import BodyRoom, Incoming, IncomingReply
+from headrace.http.openapi.document import openapi_body
+from headrace.http.parameters import number_parameter, read_parameters, stream_parameter
+from headrace.http.problems import (
+    Response,
+    failure_response,
+    problem_response,
+    unknown_stream,
+)
 from headrace.log.contract import LogReader
 from headrace.model.definitions import Project
 from headrace.model.errors import RequestError

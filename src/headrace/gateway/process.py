@@ -19,17 +19,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.gateway.access import Access
+from headrace.gateway.admin.completeness import ProducerWatch
+from headrace.gateway.admin.deadletters import finish_resubmissions
+from headrace.gateway.admin.metrics import Metrics
+from headrace.gateway.admin.proxy import EngineProxy
 from headrace.gateway.app import GatewayApp
-from headrace.gateway.committer import Committer
-from headrace.gateway.completeness import ProducerWatch
-from headrace.gateway.connections import Connections
-from headrace.gateway.deadletters import finish_resubmissions
-from headrace.gateway.idle import IdleWatch
-from headrace.gateway.metrics import Metrics
-from headrace.gateway.proxy import EngineProxy
+from headrace.gateway.ingest.committer import Committer
+from headrace.gateway.ingest.idle import IdleWatch
+from headrace.http.access import Access
+from headrace.http.connections import Connections
 from headrace.log.contract import LogReader, LogWriter
-from headrace.log.embedded import open_reader, open_writer
+from headrace.log.embedded.backend import open_reader, open_writer
 from headrace.model.definitions import Project
 from headrace.model.errors import SettingsError
 from headrace.model.settings import Settings

@@ -231,7 +231,7 @@ class BoundView:
 
     State tables have: keys, then `window_start`, `window_end` (TIMESTAMP) and `revision` (BIGINT)
     if windowed, then ROWS, then partials, then one BIGINT per distinct; what a sliding window adds
-    is in `slidings`, in the order of its columns (see store/sliding.py).
+    is in `slidings`, in the order of its columns (see store/duckdb/sliding_schema.py).
 
     The public columns are the finals; a view with a window has two more at the end: `revision`
     BIGINT and `final` BOOLEAN, which is window_end ≤ the view's watermark.

@@ -128,7 +128,7 @@ class LogTable:
 
     def read(self, piece: _Piece) -> Iterator[pa.RecordBatch]:
         """Runs in Spark's workers."""
-        from headrace.log.embedded import open_reader
+        from headrace.log.embedded.backend import open_reader
 
         clock = clock_column(self.stream)
         own = [n for n in self.columns if n not in _CLOCK_TYPES or self.stream.clocks is not None]

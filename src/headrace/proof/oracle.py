@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from sqlglot import expressions as exp
 
-from headrace.compile.dialect import canonical, parse_tokens, tokenize
 from headrace.compile.faults import SourceText
+from headrace.compile.sql.dialect import canonical, parse_tokens, tokenize
 from headrace.log.contract import EVENT_TIME, QUALITY, SKEW
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import EventGroup, SessionWindow, Sliding, ViewPlan, Window

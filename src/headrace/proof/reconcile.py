@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.compile import plan_view
-from headrace.log.embedded import open_reader
+from headrace.log.embedded.backend import open_reader
 from headrace.model.definitions import Project, Stream, View
 from headrace.model.errors import ProofError
 from headrace.model.plan import EventGroup, SessionWindow, Sliding, ViewPlan

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.engine.session import start_spark, stop_spark
 from headrace.model.settings import Settings
+from headrace.spark.session import start_spark, stop_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

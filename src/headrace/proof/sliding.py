@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from sqlglot import expressions as exp
 
-from headrace.compile.dialect import canonical, parse_tokens, tokenize
 from headrace.compile.faults import SourceText
+from headrace.compile.sql.dialect import canonical, parse_tokens, tokenize
 from headrace.log.contract import EVENT_TIME, NO_EVENT_TIME
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import ASIDE, PASSED, ROWS, Sliding, ViewPlan

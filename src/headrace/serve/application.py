@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from headrace.model.errors import RequestError
-from headrace.serve import late, ledger, operations, proof, views
-from headrace.serve.changes import EventStream, follow_changes
-from headrace.serve.http import Receive, Request, Response, Scope, Send, send_response
+from headrace.serve.changes.change_stream import EventStream, follow_changes
+from headrace.serve.operate import late, ledger, operations, proof
 from headrace.serve.problems import problem
+from headrace.serve.query import views
+from headrace.serve.requests import Receive, Request, Response, Scope, Send, send_response
 from headrace.serve.services import Services
 
 __all__ = ["INTERNAL_HEADER", "Application"]

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from headrace.model.errors import RequestError
-from headrace.serve.http import Request
+from headrace.serve.requests import Request
 
 __all__ = ["decoded", "limit_alone", "whole_number"]
 

@@ -16,7 +16,7 @@ from headrace.model.errors import (
     RequestError,
     StoreError,
 )
-from headrace.serve.http import Response
+from headrace.serve.requests import Response
 
 __all__ = ["problem", "problem_document"]
 

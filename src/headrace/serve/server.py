@@ -25,11 +25,11 @@ from headrace.model.completeness import COMPLETENESS_FILE
 from headrace.model.errors import EngineError
 from headrace.model.settings import Settings
 from headrace.serve.application import Application
-from headrace.serve.completeness import Completeness
-from headrace.serve.control import Control
-from headrace.serve.progress import ProgressReader
+from headrace.serve.changes.subscriptions import Hub
+from headrace.serve.operate.completeness import Completeness
+from headrace.serve.operate.control import Control
+from headrace.serve.query.progress import ProgressReader
 from headrace.serve.services import Services
-from headrace.serve.subscriptions import Hub
 from headrace.store.contract import Store, ViewChange
 
 __all__ = ["Server", "start_server"]

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 from headrace.model.errors import QueryError, RequestError
 from headrace.model.settings import Settings
-from headrace.serve.completeness import Completeness
-from headrace.serve.control import Control
+from headrace.serve.changes.subscriptions import Hub
+from headrace.serve.operate.completeness import Completeness
+from headrace.serve.operate.control import Control
 from headrace.serve.pool import Pool
-from headrace.serve.progress import Progress, ProgressReader
-from headrace.serve.subscriptions import Hub
+from headrace.serve.query.progress import Progress, ProgressReader
 from headrace.store.contract import LATE_SUFFIX, Store
 
 __all__ = ["Services"]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from headrace.model.errors import ConservationError
 from headrace.store.contract import StreamWrite, TickWrite, ViewWrite
-from headrace.store.ledger import StoredView
+from headrace.store.duckdb.ledger import StoredView
 
 __all__ = ["check_sums"]
 

@@ -95,10 +95,10 @@ class StreamCounts:
 @dataclass(frozen=True)
 class StreamWrite:
     """How far a tick brought a stream whose furthest views it moved. `seen` are the keys of the
-    events it accepted (see `seen_schema` in store/seen.py) and `duplicates` the offsets of those
-    it did not, by partition; both only for streams that are de-duplicated. Kept keys with a mark
-    below `seen_since` count against no event to come; offsets before `oldest` can no longer be
-    read, so that what is recorded of them may go."""
+    events it accepted (see `seen_schema` in store/duckdb/dedup_keys.py) and `duplicates` the
+    offsets of those it did not, by partition; both only for streams that are de-duplicated. Kept
+    keys with a mark below `seen_since` count against no event to come; offsets before `oldest` can
+    no longer be read, so that what is recorded of them may go."""
 
     stream: str
     next_offsets: Mapping[int, int]
@@ -145,8 +145,8 @@ class ViewWrite:
     (partition, offset) of events set aside before that the view takes in now.
 
     `settled` says by partition: no event of it that is yet to come is applied to a window that has
-    ended by then. What only such windows need may go (see store/settled.py). A partition that can
-    say nothing is missing."""
+    ended by then. What only such windows need may go (see store/duckdb/state_expiry.py). A
+    partition that can say nothing is missing."""
 
     view: str
     partials: pa.Table | None
@@ -300,8 +300,8 @@ class Store(Protocol):
         anew."""
 
     def known_keys(self, stream: str, events: pa.Table) -> KnownKeys:
-        """Look up the keys of events (see `events_schema` in store/seen.py) that were accepted by
-        the ticks so far, and find those that occur more than once among these."""
+        """Look up the keys of events (see `events_schema` in store/duckdb/dedup_keys.py) that were
+        accepted by the ticks so far, and find those that occur more than once among these."""
 
     def duplicates(self, stream: str, partition: int, start: int, end: int) -> Offsets:
         """The offsets start ≤ offset < end that were recorded as duplicates, ascending."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from sqlglot import expressions as exp
 
-from headrace.compile.aggregates import AGGREGATES, Call, find_aggregate, read_call
-from headrace.compile.dialect import canonical
 from headrace.compile.draft import ViewDraft
 from headrace.compile.known_types import known_type
 from headrace.compile.passes.over import over_nodes
-from headrace.compile.resolved import has_aggregate, is_window_key, window_part
+from headrace.compile.planning.aggregates import AGGREGATES, Call, find_aggregate, read_call
+from headrace.compile.planning.resolved import has_aggregate, is_window_key, window_part
+from headrace.compile.sql.dialect import canonical
 
 __all__ = ["check_aggregates"]
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from sqlglot import expressions as exp
 
-from headrace.compile.aggregates import read_call
-from headrace.compile.dialect import identifier
 from headrace.compile.draft import ViewDraft
 from headrace.compile.faults import closest
 from headrace.compile.functions import function_name, is_bare_function
-from headrace.compile.resolved import is_window_key
+from headrace.compile.planning.aggregates import read_call
+from headrace.compile.planning.resolved import is_window_key
+from headrace.compile.sql.dialect import identifier
 
 __all__ = ["OWN_COLUMNS", "resolve_columns"]
 

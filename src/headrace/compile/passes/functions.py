@@ -7,7 +7,7 @@ from sqlglot import expressions as exp
 from headrace.compile.draft import ViewDraft
 from headrace.compile.faults import closest
 from headrace.compile.functions import function_name, functions, is_bare_function, kind_of
-from headrace.compile.resolved import is_window_key
+from headrace.compile.planning.resolved import is_window_key
 
 __all__ = ["check_functions"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from sqlglot import expressions as exp
 
-from headrace.compile.aggregates import read_call
-from headrace.compile.dialect import canonical
 from headrace.compile.draft import ViewDraft
 from headrace.compile.functions import function_name, kind_of
 from headrace.compile.passes.columns import OWN_COLUMNS
-from headrace.compile.resolved import is_window_key, window_part
+from headrace.compile.planning.aggregates import read_call
+from headrace.compile.planning.resolved import is_window_key, window_part
+from headrace.compile.sql.dialect import canonical
 
 __all__ = ["check_grouped"]
 

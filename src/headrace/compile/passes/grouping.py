@@ -6,10 +6,10 @@ from functools import partial
 
 from sqlglot import expressions as exp
 
-from headrace.compile.dialect import canonical, identifier
 from headrace.compile.draft import ViewDraft
 from headrace.compile.functions import function_name
-from headrace.compile.resolved import has_aggregate, is_window_key
+from headrace.compile.planning.resolved import has_aggregate, is_window_key
+from headrace.compile.sql.dialect import canonical, identifier
 from headrace.compile.windows import WindowError, is_event_time, read_window, window_node
 from headrace.model.plan import EventGroup
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from sqlglot import expressions as exp
 
-from headrace.compile.dialect import canonical, identifier
 from headrace.compile.draft import ViewDraft
 from headrace.compile.faults import location_of
-from headrace.compile.streams import NAME
+from headrace.compile.sql.dialect import canonical, identifier
+from headrace.compile.streams.checks import NAME
 
 __all__ = ["name_outputs"]
 

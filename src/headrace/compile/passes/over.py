@@ -6,7 +6,7 @@ from sqlglot import expressions as exp
 
 from headrace.compile.draft import ViewDraft
 from headrace.compile.over import check_over
-from headrace.compile.resolved import has_aggregate
+from headrace.compile.planning.resolved import has_aggregate
 from headrace.compile.windows import WindowError
 
 __all__ = ["over_nodes", "resolve_over"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from headrace.compile.draft import ViewDraft
-from headrace.compile.planning import split_view
-from headrace.compile.resolved import ResolvedView
+from headrace.compile.planning.plans import split_view
+from headrace.compile.planning.resolved import ResolvedView
 
 __all__ = ["check_plan"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from sqlglot import expressions as exp
 
-from headrace.compile.dialect import canonical
 from headrace.compile.draft import ViewDraft
 from headrace.compile.functions import function_name
 from headrace.compile.passes.over import over_nodes
-from headrace.compile.resolved import is_window_key
+from headrace.compile.planning.resolved import is_window_key
+from headrace.compile.sql.dialect import canonical
 
 __all__ = ["check_windowed"]
 

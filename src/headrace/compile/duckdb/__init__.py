@@ -1,0 +1,1 @@
+"""Spark's expressions over state, written for DuckDB with Spark's value and type."""

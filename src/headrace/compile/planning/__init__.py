@@ -1,0 +1,1 @@
+"""From a resolved view to its plan: partial, combine, final."""

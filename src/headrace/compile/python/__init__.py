@@ -1,0 +1,1 @@
+"""Definitions written in Python."""

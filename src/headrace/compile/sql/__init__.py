@@ -1,0 +1,1 @@
+"""Reading definitions written in SQL."""

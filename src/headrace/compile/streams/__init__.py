@@ -1,0 +1,1 @@
+"""A stream as it was written, checked clause by clause."""

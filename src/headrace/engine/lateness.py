@@ -1,0 +1,220 @@
+"""Whether events are late, where other events decide which window they belong to.
+
+An event that ends after the watermark by itself is not late. For the others the session or group
+matters that they join: with what was applied of their key before them in the log. For event groups
+see group_judging.py. For sessions all events of these keys, and the sessions the store holds of
+them, are gone through in the order of the log. Such events are rare, and so are their keys: this is
+Python by event, for them alone.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.engine.event_group_lateness import judge_groups
+from headrace.engine.late_windows import JoinedWindows
+from headrace.model.definitions import LatePolicy, Stream
+from headrace.model.plan import BEYOND, LATE, BoundView, EventGroup, SessionWindow
+from headrace.spark.aggregations import groupings_of
+from headrace.spark.event_annotations import DECISION, Marks, column_marks, judged_column
+from headrace.spark.event_query import TIME, Questions
+from headrace.spark.leaf import OFFSET, PARTITION, WATERMARK, Range
+from headrace.spark.windows import Decision, Judged
+from headrace.store.contract import Store
+
+__all__ = ["Judge", "KeySessions"]
+
+# Types whose values are equal just where Arrow finds them so.
+_SEARCHABLE = frozenset(
+    ["BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "STRING", "DATE", "TIMESTAMP"]
+)
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Event:
+    key: Key
+    partition: int
+    offset: int
+    time: int
+    watermark: int
+    decision: int | None
+
+
+@dataclass
+class KeySessions:
+    """The sessions of one key as they are at one place in the log: ascending, more than the gap
+    apart, each by its first and its last event."""
+
+    gap: int
+    spans: list[tuple[int, int]] = field(default_factory=list)
+
+    def joined(self, time: int) -> tuple[int, int]:
+        """The first and the last event of the session that an event would be part of."""
+        first, last = time, time
+        for start, end in self._reached(time):
+            first, last = min(first, start), max(last, end)
+        return first, last
+
+    def apply(self, time: int) -> None:
+        whole, gone = self.joined(time), self._reached(time)
+        for span in gone:
+            self.spans.remove(span)
+        insort(self.spans, whole)
+
+    def _reached(self, time: int) -> list[tuple[int, int]]:
+        """At most two: one that ends not before, one that begins not after the gap."""
+        place = bisect_left(self.spans, (time + 1,))
+        near = self.spans[max(0, place - 1) : place + 1]
+        return [span for span in near if span[0] - self.gap <= time <= span[1] + self.gap]
+
+
+class Judge:
+    """Judges the events of a tick for one view after the other; used by the tick's thread."""
+
+    def __init__(self, questions: Questions, store: Store) -> None:
+        self._questions = questions
+        self._store = store
+
+    def judge(
+        self,
+        view: BoundView,
+        stream: Stream,
+        ranges: Sequence[Range],
+        partials: pa.Table,
+        marks_file: str,
+    ) -> tuple[Marks, JoinedWindows]:
+        """The column `judged_column(view)` for exactly the events that `partials`, a first run's,
+        leave without LATE, and the windows of those that are late. `marks_file` is that run's."""
+        if isinstance(view.plan.window, EventGroup):
+            return self._judge_groups(view, stream, partials)
+        return self._judge_sessions(view, stream, ranges, partials, marks_file)
+
+    def _judge_groups(
+        self, view: BoundView, stream: Stream, partials: pa.Table
+    ) -> tuple[Marks, JoinedWindows]:
+        place = partials.column_names.index(BEYOND)
+        zeros = pa.array(np.zeros(partials.num_rows, dtype=np.int32))
+        near = self._store.near_events(view.name, partials.set_column(place, BEYOND, zeros))
+        assert near is not None, "the events that are to be judged are among them"
+        decided = {
+            (d.partition, d.offset): Decision[d.decision.upper()]
+            for d in self._store.decisions(stream.name)
+        }
+        return judge_groups(view.plan, stream, near, decided)
+
+    def _judge_sessions(
+        self,
+        view: BoundView,
+        stream: Stream,
+        ranges: Sequence[Range],
+        partials: pa.Table,
+        marks_file: str,
+    ) -> tuple[Marks, JoinedWindows]:
+        window = view.plan.window
+        assert isinstance(window, SessionWindow)
+        gap = window.gap_microseconds
+        keys = partials.filter(partials.column(LATE).is_null())
+        keys = keys.select([column.name for column in view.keys])
+        events = self._events(view, stream, ranges, keys, marks_file)
+        times = events.column(TIME)
+        known = self._sessions(view, keys, pc.min(times).as_py() or 0, gap)
+        places: dict[int, list[tuple[int, Judged]]] = {}
+        windows: dict[tuple[int, int], tuple[int, int]] = {}
+        candidates = set(_keys(keys, view)) if view.keys else {()}
+        for event in _in_log_order(events, view):
+            if event.key not in candidates:
+                continue
+            sessions = known.setdefault(event.key, KeySessions(gap))
+            judged = _judged(event, sessions, stream)
+            if judged is not None:
+                places.setdefault(event.partition, []).append((event.offset, judged))
+            if judged:
+                first, last = sessions.joined(event.time)
+                windows[(event.partition, event.offset)] = (first, last + gap)
+            if _is_applied(event, judged or Judged.IN_TIME, stream):
+                sessions.apply(event.time)
+        return column_marks(judged_column(view.name), places), JoinedWindows(windows)
+
+    def _sessions(
+        self, view: BoundView, keys: pa.Table, first: int, gap: int
+    ) -> dict[Key, KeySessions]:
+        found = self._store.sessions(view.name, keys, first)
+        known: dict[Key, KeySessions] = {}
+        starts = found.column("window_start").cast(pa.int64()).to_pylist()
+        ends = found.column("window_end").cast(pa.int64()).to_pylist()
+        for key, start, end in zip(_keys(found, view), starts, ends, strict=True):
+            insort(known.setdefault(key, KeySessions(gap)).spans, (start, end - gap))
+        return known
+
+    def _events(
+        self,
+        view: BoundView,
+        stream: Stream,
+        ranges: Sequence[Range],
+        keys: pa.Table,
+        marks_file: str,
+    ) -> pa.Table:
+        """Of all events of these keys that the view takes, and perhaps of some more: keys, place,
+        time, watermark and decision."""
+        main = groupings_of(view.plan, stream)[0]
+        own = [(key.name, key.sql) for key in view.plan.keys]
+        events = self._questions.ask(stream, main, "true", own, ranges, marks_file)
+        for column in view.keys:
+            if column.type.name in _SEARCHABLE:
+                wanted = keys.column(column.name).combine_chunks()
+                found = pc.is_in(events.column(column.name), value_set=wanted)
+                events = events.filter(found)
+        return events
+
+
+def _in_log_order(events: pa.Table, view: BoundView) -> Iterator[_Event]:
+    """Events of one key are all in one partition, whose offsets are their order."""
+    place = [events.column(name).to_pylist() for name in (PARTITION, OFFSET, TIME, WATERMARK)]
+    decisions = events.column(DECISION).to_pylist()
+    return map(_Event, _keys(events, view), *place, decisions)
+
+
+def _judged(event: _Event, sessions: KeySessions, stream: Stream) -> Judged | None:
+    """None for an event that is not late by itself."""
+    if event.time + sessions.gap > event.watermark:
+        return None
+    end = sessions.joined(event.time)[1] + sessions.gap
+    if end > event.watermark:
+        return Judged.IN_TIME
+    horizon = stream.late_horizon_microseconds
+    is_beyond = horizon is not None and end <= event.watermark - horizon
+    return Judged.BEYOND if is_beyond else Judged.LATE
+
+
+def _is_applied(event: _Event, judged: Judged, stream: Stream) -> bool:
+    """What is set aside does not reach out for those after it."""
+    if judged is Judged.IN_TIME:
+        return True
+    if stream.late_policy is LatePolicy.REVISE:
+        return judged is Judged.LATE
+    return stream.late_policy is LatePolicy.HALT and event.decision == Decision.APPLY
+
+
+def _keys(rows: pa.Table, view: BoundView) -> list[Key]:
+    """Keys as something that can be looked up; NaN is equal to itself, as in Spark and the
+    store."""
+    if not view.keys:
+        return [()] * rows.num_rows
+    columns = [rows.column(column.name).to_pylist() for column in view.keys]
+    return [tuple(map(_comparable, key)) for key in zip(*columns, strict=True)]
+
+
+def _comparable(value: Any) -> Any:
+    if isinstance(value, float) and math.isnan(value):
+        return "NaN"
+    return repr(value) if isinstance(value, (dict, list)) else value

@@ -1,0 +1,327 @@
+"""The engine's life: open every view, then tick for as long as it is wanted."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from headrace.engine.control import EngineControl
+from headrace.engine.opening import open_views, restart_view
+from headrace.engine.tick import Ticker, TickResult
+from headrace.engine.views import LiveView
+from headrace.log.contract import LogReader
+from headrace.log.embedded.retention_floor import write_hold
+from headrace.model.definitions import Project
+from headrace.model.errors import ConservationError, EngineError, FencedError, HeadraceError
+from headrace.model.settings import Settings
+from headrace.spark.analysis import Analysis
+from headrace.store.contract import INCIDENT, Store, StoredDecision, ViewChange, ViewStatus
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Engine", "Publisher"]
+
+log = logging.getLogger("headrace.engine")
+
+# How long to wait between two looks at the log, by the seconds without an event before it: the
+# sleep itself is most of what an idle engine costs.
+POLL_SECONDS = ((0.0, 0.002), (1.0, 0.01), (5.0, 0.02))
+PACED_ROWS_MIN = 50_000  # a tick of so many means heavy load
+PACE_LOOK_SECONDS = 0.02
+CHECKPOINT_AFTER_SECONDS = 5.0
+HOLD_SECONDS = 1.0
+FAILURE_PAUSE_SECONDS = 0.5
+LATE_APPLIED_MAX = 5_000  # events set aside that one tick applies
+ASIDE_MAX = 10_000_000  # events set aside that a view is asked for
+
+
+class Publisher(Protocol):
+    """Whoever passes changes on to subscribers. No call may wait."""
+
+    def watched(self) -> frozenset[str]: ...
+
+    def publish(
+        self,
+        changes: Sequence[ViewChange],
+        *,
+        tick: int | None = None,
+        committed_at_microseconds: int | None = None,
+    ) -> None: ...
+
+    def expire(self, view: str) -> None:
+        """The view begins anew: its subscribers must read it again."""
+
+
+class Engine:
+    """Owns the views of a project. All methods but `stop` belong to one thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        project: Project,
+        spark: SparkSession,
+        reader: LogReader,
+        store: Store,
+        control: EngineControl,
+        publisher: Publisher,
+    ) -> None:
+        self._settings = settings
+        self._project = project
+        self._analysis = Analysis(spark, settings.run_directory / "types.json")
+        self._reader = reader
+        self._store = store
+        self._control = control
+        self._publisher = publisher
+        self._views: dict[str, LiveView] = {}
+        self._held_at = 0.0
+        self._held: dict[str, tuple[int, ...]] = {}
+        self._failures = 0
+        self._stopping = False
+        generation = store.claim()
+        self._ticker = Ticker(
+            spark, self._analysis, reader, store, settings, generation, publisher.watched
+        )
+        control.set_state("starting", "opening the views", generation)
+
+    def stop(self) -> None:
+        """End after the tick that is under way. May be called from a signal handler."""
+        self._stopping = True
+        self._control.wake.set()
+
+    def open(self) -> None:
+        # Until it is known how far the views are, retention may take nothing.
+        nothing_taken = {s.name: (0,) * s.partitions for s in self._project.streams}
+        write_hold(self._settings.log_directory, nothing_taken)
+        self._views = open_views(self._analysis, self._project, self._reader, self._store)
+        self._hold()
+        self._tell()
+        self._ticker.prepare(list(self._views.values()))
+        self._analysis.keep()
+        self._control.set_state("live")
+
+    def run(self) -> None:
+        """Tick until `stop`. Raises FencedError when a newer engine has taken over, and
+        EngineError when the machinery fails again and again."""
+        last_event = last_checkpoint = time.monotonic()
+        found: int | None = None  # the log at which the last step had nothing to do
+        while not self._stopping:
+            version = self._reader.version()
+            if version != found or self._control.wake.is_set():
+                self.rebuild_what_was_asked()
+                self.decide_what_was_asked()
+                self.repair_what_was_asked()
+                result = self.step()
+                found = version if result is None and not self._failures else None
+            else:
+                result = None
+            now = time.monotonic()
+            if now - self._held_at >= HOLD_SECONDS:
+                self._hold()
+            if result is not None:
+                last_event = now
+                self._pace(result, now)
+                continue
+            idle = now - last_event
+            if idle >= CHECKPOINT_AFTER_SECONDS and last_checkpoint < last_event:
+                self._tidy_up()
+                last_checkpoint = now
+            # Not wake.wait(), which costs half as much again: a request can wait so long.
+            time.sleep(max(pause for after, pause in POLL_SECONDS if idle >= after))
+
+    def _pace(self, result: TickResult, now: float) -> None:
+        """Under heavy load a tick costs less by the event the more of them it takes; so the next
+        one waits a little for more, unless there are enough already."""
+        if result.events < PACED_ROWS_MIN or self.is_isolating:
+            return
+        until = now - result.seconds + self._settings.engine.pace_milliseconds / 1_000
+        while (
+            time.monotonic() < until
+            and not self._control.wake.is_set()
+            and self._pending() < self._settings.engine.tick_rows_max
+        ):
+            self._control.wake.wait(PACE_LOOK_SECONDS)
+
+    def _pending(self) -> int:
+        """The events that the view with most of them before it has not taken."""
+        running = [view.name for view in self._views.values() if view.is_running]
+        return max(map(self._control.pending, running), default=0)
+
+    def _tidy_up(self) -> None:
+        try:
+            self._store.checkpoint()
+        except HeadraceError as error:  # nothing is lost, and the next time may succeed
+            log.error("%s", error.message)
+
+    @property
+    def is_isolating(self) -> bool:
+        """Whether some view is being narrowed down to the event it fails on."""
+        return any(view.is_running and view.isolation for view in self._views.values())
+
+    def close(self) -> None:
+        self._hold()
+        self._ticker.close()
+
+    def step(self) -> TickResult | None:
+        """One tick for the leading views, then one for a view that is behind; None when neither
+        had anything to do."""
+        views = list(self._views.values())
+        for view in views:
+            self._replay_late(view)
+        leading = self._attempt(lambda: self._ticker.run(views, catch_up=False))
+        behind = self._attempt(lambda: self._ticker.run(views, catch_up=True))
+        return leading or behind
+
+    def _attempt(self, run: Callable[[], TickResult | None]) -> TickResult | None:
+        try:
+            result = run()
+        except FencedError:
+            raise
+        except ConservationError as error:
+            self._stop_stream(error)
+            return None
+        except Exception as error:
+            self._failures += 1
+            if self._failures >= self._settings.engine.view_failures_max:
+                raise EngineError(
+                    f"{self._failures} ticks in a row failed, the last with: {error}",
+                    hint="nothing was stored of them; the engine will be started anew",
+                ) from error
+            log.exception("a tick failed and will be done again")
+            self._control.wake.wait(FAILURE_PAUSE_SECONDS * self._failures)
+            return None
+        if result is not None:
+            self._failures = 0
+            self._tell()
+            if result.tick is None:
+                return result
+            committed_at = time.time_ns() // 1_000
+            self._control.ticked(result.seconds, result.events, committed_at)
+            self._publisher.publish(
+                result.changes, tick=result.tick, committed_at_microseconds=committed_at
+            )
+        return result
+
+    def _stop_stream(self, error: ConservationError) -> None:
+        """Events that do not add up are an incident: nothing more of the stream is published."""
+        log.critical("stream %s stops: %s", error.stream, error.message)
+        self._control.violations += 1
+        for view in self._views.values():
+            if view.stream.name == error.stream and view.is_running:
+                view.status = ViewStatus("failed", INCIDENT + error.message)
+                self._store.set_status(view.name, view.status)
+        self._tell()
+        self._control.wake.set()  # the other streams' events of this tick are still to be taken
+
+    def rebuild_what_was_asked(self) -> None:
+        """Begin anew with the views that someone wants rebuilt; they fill in the ticks after."""
+        for name in self._control.take_rebuilds():
+            definition = self._project.view(name)
+            if definition is None:
+                continue
+            log.info("rebuilding view %s", name)
+            self._write_hold(without=name)
+            self._views[name] = restart_view(
+                self._analysis, self._project, definition, self._reader, self._store
+            )
+            self._publisher.expire(name)
+            self._hold()
+            self._tell()
+
+    def decide_what_was_asked(self) -> None:
+        """Record what was decided about late events and let the views that halted before them go
+        on; apply the events set aside that someone wants applied."""
+        for decisions, recorded in self._control.take_decisions():
+            try:
+                for decision in decisions:
+                    self._decide(decision)
+            except HeadraceError as error:
+                recorded.set_exception(error)
+                continue
+            recorded.set_result(None)
+        for stream, name in self._control.take_late_applied():
+            self._apply_late(stream, self._views[name])
+
+    def _decide(self, decision: StoredDecision) -> None:
+        self._store.decide(decision)
+        for view in self._views.values():
+            halt = view.halt
+            if halt is not None and decision == StoredDecision(
+                view.stream.name, halt.partition, halt.offset, decision.decision
+            ):
+                view.halt = None
+        log.info("late event decided: %s", decision)
+
+    def _apply_late(self, stream: str, view: LiveView) -> None:
+        """As far as the log still has them."""
+        oldest = self._reader.oldest(stream)
+        aside = self._store.sided(stream, view.name, ASIDE_MAX)
+        places = [(p, o) for p, o in aside if o >= oldest[p]]
+        if len(places) < len(aside):
+            gone = len(aside) - len(places)
+            log.warning("%s late events of view %s are not in the log any more", gone, view.name)
+        self._apply_places(view, places)
+
+    def _apply_places(self, view: LiveView, places: Sequence[tuple[int, int]]) -> bool:
+        for start in range(0, len(places), LATE_APPLIED_MAX):
+            some = places[start : start + LATE_APPLIED_MAX]
+            apply = partial(self._ticker.apply_late, view, some)
+            if not view.is_open or self._attempt(apply) is None:
+                return False
+        return True
+
+    def _replay_late(self, view: LiveView) -> None:
+        """A view that was rebuilt takes in again what had been applied to it afterwards, where it
+        had been."""
+        due = {(p, o) for p, o, come in view.replays if come <= view.next_offsets[p]}
+        if not due or not view.is_open:
+            return
+        aside = self._store.sided(view.stream.name, view.name, ASIDE_MAX)
+        if self._apply_places(view, [place for place in aside if place in due]):
+            view.replays = tuple(r for r in view.replays if (r[0], r[1]) not in due)
+
+    def repair_what_was_asked(self) -> None:
+        """Replace the rows that a proof found wrong, each request in a tick of its own."""
+        for repair, answer in self._control.take_repairs():
+            try:
+                done = self._ticker.repair(repair)
+            except HeadraceError as error:
+                answer.set_exception(error)
+                if isinstance(error, FencedError):
+                    raise
+                continue
+            log.warning(
+                "repaired %s rows of view %s in tick %s; %s had moved on",
+                done.rows,
+                repair.view,
+                done.tick,
+                done.moved,
+            )
+            if done.tick is not None:
+                self._tell()
+                self._publisher.publish(done.changes, tick=done.tick)
+            answer.set_result(done)
+
+    def _tell(self) -> None:
+        self._control.set_views(list(self._views.values()), self._store.last_tick())
+
+    def _hold(self) -> None:
+        self._held_at = time.monotonic()
+        self._write_hold(without=None)
+
+    def _write_hold(self, without: str | None) -> None:
+        """Where the slowest view of each stream stands. A view that is refused holds too: it may
+        be repaired. One about to be rebuilt holds everything there is."""
+        held: dict[str, tuple[int, ...]] = {}
+        for view in self._views.values():
+            offsets = view.next_offsets
+            if view.name == without:
+                offsets = (0,) * len(offsets)
+            known = held.get(view.stream.name, offsets)
+            held[view.stream.name] = tuple(min(a, b) for a, b in zip(known, offsets, strict=True))
+        if held != self._held:
+            write_hold(self._settings.log_directory, held)
+            self._held = held

@@ -1,0 +1,1 @@
+"""What turns bytes into columns and columns into bytes."""

@@ -1,0 +1,111 @@
+"""Idle partitions: where no event has come for a while, the watermark moves on all the same.
+
+A partition without events for the stream's idle time is put where the slowest of the active ones
+is, and follows it from then on; when all are idle, at the clock less the delay. Partitions that
+have not begun hold nothing back and are left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping, Sequence
+
+from headrace.gateway.ingest.committer import Committer
+from headrace.log.contract import NO_EVENT_TIME, Advance, Group, LogReader, LogWriter
+from headrace.model.definitions import Stream
+from headrace.model.errors import HeadraceError
+
+__all__ = ["IdleWatch", "idle_advances"]
+
+logger = logging.getLogger("headrace.gateway")
+
+_CHECKS_PER_INTERVAL = 10
+_CHECK_SECONDS_MIN = 0.02
+_CHECK_SECONDS_MAX = 1.0
+_FOLLOW_MICROSECONDS = 1_000_000  # so often an idle partition is put where the others are
+
+
+def idle_advances(
+    stream: Stream,
+    now: int,
+    received: Sequence[int],
+    maxima: Sequence[int],
+    written: Mapping[int, int],
+) -> list[Advance]:
+    """What is due at the time `now`: `received` is when the newest event of each partition came,
+    `maxima` are the partitions' highest event times, `written` says when the last record of this
+    kind was written. A partition gets at most one per second while others are active, one per idle
+    interval while none is, and never one that moves nothing.
+    """
+    interval = stream.idle_microseconds
+    assert interval is not None
+    known = [p for p, maximum in enumerate(maxima) if maximum != NO_EVENT_TIME]
+    active = [p for p in known if received[p] != NO_EVENT_TIME and now - received[p] < interval]
+    target = min(maxima[p] for p in active) if active else now
+    pause = min(interval, _FOLLOW_MICROSECONDS) if active else interval
+    return [
+        Advance(stream.name, partition, target, "idle")
+        for partition in known
+        if partition not in active
+        and maxima[partition] < target
+        and now - written.get(partition, NO_EVENT_TIME) >= pause
+    ]
+
+
+class IdleWatch:
+    """Looks at streams with an idle time every now and then; only what is due costs a commit."""
+
+    def __init__(self, streams: Sequence[Stream], committer: Committer, reader: LogReader) -> None:
+        self._streams = [s for s in streams if s.idle_microseconds is not None]
+        self._committer = committer
+        self._reader = reader
+        self._written: dict[str, dict[int, int]] = {s.name: {} for s in self._streams}
+
+    @property
+    def check_seconds(self) -> float:
+        shortest = min((s.idle_microseconds or 0 for s in self._streams), default=0) / 1_000_000
+        return min(max(shortest / _CHECKS_PER_INTERVAL, _CHECK_SECONDS_MIN), _CHECK_SECONDS_MAX)
+
+    async def run(self) -> None:
+        """Until cancelled. A log that cannot be written is tried again."""
+        said = ""
+        while self._streams:
+            await asyncio.sleep(self.check_seconds)
+            try:
+                if self._due(self._committer.writer):
+                    await self._committer.run_job(self._advance)
+                    said = ""
+            except HeadraceError as error:
+                if error.message != said:
+                    logger.warning("idle partitions cannot be moved on: %s", error.message)
+                said = error.message
+
+    def _advance(self, writer: LogWriter) -> None:
+        """On the append thread: what is due is looked at again, between two groups."""
+        due = self._due(writer)
+        if not due:
+            return
+        writer.append(Group(advances=tuple(due)))
+        now = _now()
+        for advance in due:
+            self._written[advance.stream][advance.partition] = now
+
+    def _due(self, writer: LogWriter) -> list[Advance]:
+        now = _now()
+        return [
+            advance
+            for stream in self._streams
+            for advance in idle_advances(
+                stream,
+                now,
+                writer.received(stream.name),
+                self._reader.maxima(stream.name),
+                self._written[stream.name],
+            )
+        ]
+
+
+def _now() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,1 @@
+"""HTTP, for every process that answers: connections, refusals, problem documents, access."""

@@ -1,0 +1,1 @@
+"""The OpenAPI document of every path."""

@@ -1,0 +1,1 @@
+"""The ways in which views keep their state. Nothing here reads or writes anything."""

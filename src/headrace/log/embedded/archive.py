@@ -1,0 +1,195 @@
+"""The archive: events that left the log, as Parquet.
+
+`archive/STREAM/partition=P/START-END.parquet` holds the events START ≤ offset < END in order, one
+file per segment, with the highest event time before them, and where advances raised it, in the
+file's metadata. Any Parquet reader can use the folder.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from headrace.log.contract import NO_EVENT_TIME, LogBatch, clock_column, stored_schema
+from headrace.log.embedded.frames import HEADER_BYTES, FrameHeader, fsync_directory
+from headrace.log.embedded.layout import stream_folder
+from headrace.log.embedded.recovery import scan_segment
+from headrace.log.embedded.segments import SegmentHead
+from headrace.model.definitions import Stream
+from headrace.model.errors import LogCorruptError, LogOffsetError
+
+__all__ = [
+    "archive_directory",
+    "archive_segment",
+    "archived_ranges",
+    "read_archive",
+    "unbroken_from",
+]
+
+_MAXIMUM = b"headrace.maximum_before"
+_MAXIMA = b"headrace.maxima"  # [[offset, the maximum before it], …] where an advance stands
+_ROWS_PER_GROUP = 65_536
+
+
+def archive_directory(log_directory: Path, stream: str, partition: int) -> Path:
+    return log_directory / "archive" / stream_folder(stream) / f"partition={partition}"
+
+
+def archive_segment(
+    log_directory: Path, stream: str, partition: int, segment: Path, end: int
+) -> Path:
+    """Write a closed segment's events, up to offset `end`, as Parquet; durable under its final
+    name when it returns. Doing it again gives the same file. Raises LogCorruptError, and archives
+    nothing, if the segment is damaged."""
+    head, frames, _, data = scan_segment(segment)
+    reached = head.base_offset
+    for header, position in frames:
+        payload = data[position + HEADER_BYTES : position + HEADER_BYTES + header.length]
+        if zlib.crc32(payload) != header.payload_crc:
+            break
+        reached = header.end
+    if reached != end:
+        raise LogCorruptError(
+            f"{segment} is damaged at offset {reached}", hint="restore the file from a backup"
+        )
+    directory = archive_directory(log_directory, stream, partition)
+    target = directory / f"{head.base_offset:020d}-{end:020d}.parquet"
+    if not target.exists():
+        _write_parquet(target, head, frames, pa.py_buffer(data))
+    for folder in (directory, directory.parent, directory.parent.parent, log_directory):
+        fsync_directory(folder)
+    return target
+
+
+def _write_parquet(
+    target: Path, head: SegmentHead, frames: Sequence[tuple[FrameHeader, int]], whole: pa.Buffer
+) -> None:
+    schema = pa.ipc.read_schema(pa.py_buffer(head.schema))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{target.name}.new")
+    maxima = json.dumps(_maxima(frames)).encode()
+    described = schema.with_metadata({_MAXIMUM: str(head.maximum).encode(), _MAXIMA: maxima})
+    with pq.ParquetWriter(temporary, described, compression="zstd") as writer:
+        pending: list[pa.RecordBatch] = []
+        rows = 0
+        for header, position in frames:
+            if not header.rows:
+                continue
+            payload = whole.slice(position + HEADER_BYTES, header.length)
+            pending.append(pa.ipc.read_record_batch(payload, schema))
+            rows += header.rows
+            if rows >= _ROWS_PER_GROUP:
+                writer.write_table(pa.Table.from_batches(pending, schema))
+                pending, rows = [], 0
+        if pending:
+            writer.write_table(pa.Table.from_batches(pending, schema))
+    descriptor = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    temporary.replace(target)
+
+
+def _maxima(frames: Sequence[tuple[FrameHeader, int]]) -> list[tuple[int, int]]:
+    pairs = itertools.pairwise(header for header, _ in frames)
+    return [
+        (header.base_offset, header.maximum_before)
+        for before, header in pairs
+        if header.rows and not before.rows
+    ]
+
+
+def archived_ranges(log_directory: Path, stream: str, partition: int) -> list[tuple[int, int]]:
+    """The offset ranges in the archive, ascending."""
+    directory = archive_directory(log_directory, stream, partition)
+    if not directory.exists():
+        return []
+    names = [file.stem.split("-") for file in directory.glob("[0-9]*.parquet")]
+    return sorted((int(start), int(end)) for start, end in names)
+
+
+def unbroken_from(ranges: Sequence[tuple[int, int]], start: int) -> int:
+    """How far back one can read without a hole: the archive up to where the log starts."""
+    for first, last in reversed(ranges):
+        if last < start:
+            break
+        start = min(start, first)
+    return start
+
+
+def read_archive(
+    log_directory: Path, stream: Stream, partition: int, start: int, end: int
+) -> Iterator[LogBatch]:
+    """Raises LogOffsetError at once if the archive has not all of [start, end)."""
+    ranges = [
+        (first, last)
+        for first, last in archived_ranges(log_directory, stream.name, partition)
+        if first < end and last > start
+    ]
+    reached = start
+    for first, last in ranges:
+        if first <= reached:
+            reached = max(reached, last)
+    if reached < end:
+        raise LogOffsetError(
+            f"the archive of {stream.name} partition {partition} has no offset {reached}",
+            hint="only streams with THEN ARCHIVE have one",
+        )
+    directory = archive_directory(log_directory, stream.name, partition)
+    return _read(directory, ranges, stream, start, end)
+
+
+def _read(
+    directory: Path, ranges: list[tuple[int, int]], stream: Stream, start: int, end: int
+) -> Iterator[LogBatch]:
+    schema = stored_schema(stream)
+    for first, last in ranges:
+        with pq.ParquetFile(directory / f"{first:020d}-{last:020d}.parquet") as file:
+            metadata = file.schema_arrow.metadata or {}
+            maximum = int(metadata.get(_MAXIMUM, NO_EVENT_TIME))
+            advanced: list[tuple[int, int]] = json.loads(metadata.get(_MAXIMA, b"[]"))
+            base = first
+            for batch in file.iter_batches(_ROWS_PER_GROUP):
+                low = min(max(start - base, 0), batch.num_rows)
+                high = min(max(end - base, 0), batch.num_rows)
+                times = batch.column(clock_column(stream))
+                if low < high:
+                    before = _maximum(times.slice(0, low), _raised(advanced, base + low, maximum))
+                    piece = batch.slice(low, high - low)
+                    maxima = tuple(
+                        (offset - base - low, raised)
+                        for offset, raised in advanced
+                        if base + low < offset < base + high
+                    )
+                    yield LogBatch(base + low, before, _with_schema(piece, schema), maxima)
+                base += batch.num_rows
+                maximum = _maximum(times, _raised(advanced, base - 1, maximum))
+
+
+def _raised(advanced: Sequence[tuple[int, int]], offset: int, maximum: int) -> int:
+    """The maximum, with what was raised up to the offset."""
+    return max([maximum, *(raised for at, raised in advanced if at <= offset)])
+
+
+def _maximum(times: pa.Array, before: int) -> int:
+    found = pc.max(times).value
+    return before if found is None else max(before, found)
+
+
+def _with_schema(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    arrays = [
+        batch.column(field.name).cast(field.type)
+        if field.name in batch.schema.names
+        else pa.nulls(batch.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,0 +1,1 @@
+"""Sequence numbers: of producers, and of those that events carry."""

@@ -1,0 +1,176 @@
+"""Handlers that read: views, their dead letters, ad-hoc SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from headrace.formats.answers import Answer, choose, encode
+from headrace.model.errors import QueryError, RequestError
+from headrace.serve.parameters import limit_alone, whole_number
+from headrace.serve.requests import Request, Response, json_response
+from headrace.serve.services import Services
+from headrace.store.contract import QueryResult
+
+__all__ = ["list_dead_letters", "list_views", "read_view", "run_sql"]
+
+LIMIT = 100
+SQL_BYTES_MAX = 64 * 1024
+DEAD_LETTERS_MAX = 10_000
+
+
+@dataclass(frozen=True)
+class _Asked:
+    filters: dict[str, str]
+    order_by: list[tuple[str, bool]]
+    limit: int
+    cursor: str | None
+
+
+async def list_views(services: Services, request: Request, name: str) -> Response:
+    def read() -> bytes:
+        reports = services.control.status().views
+        views = []
+        for entry in services.store.catalog().values():
+            report = reports.get(entry.view)
+            status = entry.status if report is None else report
+            try:
+                columns = services.store.describe(entry.view)
+            except QueryError:
+                columns = ()  # not open in this process: its state and detail say why
+            views.append(
+                {
+                    "name": entry.view,
+                    "stream": entry.stream,
+                    "state": status.state,
+                    "detail": status.detail,
+                    "columns": [{"name": column, "type": kind} for column, kind in columns],
+                    "sql": entry.sql,
+                }
+            )
+        return msgspec.json.encode({"views": views})
+
+    return json_response(await services.reads.run(read))
+
+
+async def read_view(services: Services, request: Request, name: str) -> Response:
+    media_type = choose(request.headers.get("accept"))
+    asked = _asked(request.parameters(), services.settings.store.query_rows_max)
+
+    def read() -> Response:
+        view = services.view_name(name)
+        progress = services.progress([view])
+        with services.reading(view):
+            page = services.store.read_view(
+                view, asked.filters, asked.order_by, asked.limit, asked.cursor
+            )
+        table: pa.Table = page.table
+        freshness = progress.at(page.freshness)
+        return encode(
+            Answer(table.schema, table.to_batches(), freshness, page.next_cursor), media_type
+        )
+
+    return await services.reads.run(read)
+
+
+def _asked(parameters: list[tuple[str, str]], rows_max: int) -> _Asked:
+    reserved: dict[str, str] = {}
+    filters: dict[str, str] = {}
+    for name, value in parameters:
+        target = reserved if name in ("order_by", "limit", "cursor") else filters
+        column = name.removeprefix("filter.") if target is filters else name
+        if column in target:
+            raise RequestError(
+                400,
+                "parameter",
+                f"parameter {name!r} is given twice",
+                hint="a filter is one value; use POST /v1/sql for more",
+            )
+        target[column] = value
+    return _Asked(
+        filters,
+        _order_by(reserved.get("order_by", "")),
+        whole_number("limit", reserved.get("limit", str(min(LIMIT, rows_max))), 1, rows_max),
+        reserved.get("cursor") or None,
+    )
+
+
+def _order_by(text: str) -> list[tuple[str, bool]]:
+    items = [item.strip() for item in text.split(",")] if text else []
+    if "" in items or "-" in items:
+        raise RequestError(
+            400,
+            "parameter",
+            f"order_by={text} has an empty column name",
+            hint="write order_by=-column,other: a minus sign means descending",
+        )
+    return [(item.removeprefix("-"), item.startswith("-")) for item in items]
+
+
+async def list_dead_letters(services: Services, request: Request, name: str) -> Response:
+    limit = limit_alone(request, LIMIT, DEAD_LETTERS_MAX)
+
+    def read() -> bytes:
+        view = services.view_name(name)
+        with services.reading(view):
+            letters = services.store.dead_letters(view, limit)
+        return msgspec.json.encode({"deadletters": letters})
+
+    return json_response(await services.reads.run(read))
+
+
+async def run_sql(services: Services, request: Request, name: str) -> Response:
+    media_type = choose(request.headers.get("accept"))
+    sql = _sql(request, await request.body())
+
+    def run() -> Response:
+        progress = services.progress(services.views_named_in(sql))
+        with services.querying():
+            result = services.store.query(sql)
+        answer = Answer(result.schema, _closing(result), progress.at(result.freshness))
+        return encode(answer, media_type)
+
+    return await services.queries.run(run)
+
+
+def _closing(result: QueryResult) -> Iterator[pa.RecordBatch]:
+    """The batches, closed also when the answer is given up half-way."""
+    try:
+        yield from result.batches
+    finally:
+        close = getattr(result.batches, "close", None)
+        if close is not None:
+            close()
+
+
+def _sql(request: Request, body: bytes) -> str:
+    content_type = request.headers.get("content-type", "application/json")
+    if content_type.partition(";")[0].strip().lower() != "application/json":
+        raise RequestError(
+            415,
+            "content-type",
+            f"the body is {content_type[:100]}, application/json is expected",
+            hint='send {"sql": "SELECT …"} with Content-Type: application/json',
+        )
+    try:
+        document: Any = msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        raise RequestError(
+            400, "body", f"the body is not JSON: {error}", hint='send {"sql": "SELECT …"}'
+        ) from error
+    if not isinstance(document, dict) or set(document) != {"sql"}:
+        raise RequestError(
+            400, "body", "the body must be an object with sql alone", hint='{"sql": "SELECT …"}'
+        )
+    sql = document["sql"]
+    if not isinstance(sql, str) or not sql.strip():
+        raise RequestError(400, "body", "sql must be text and not empty", hint="SELECT …")
+    if len(sql.encode()) > SQL_BYTES_MAX:
+        raise RequestError(
+            413, "body-too-large", f"the SQL text has more than {SQL_BYTES_MAX} bytes"
+        )
+    return sql

@@ -1,0 +1,188 @@
+"""From groupings to the one pass of Spark SQL that computes all their partials.
+
+Each event becomes one struct per grouping it feeds; one GROUP BY over tag and keys then gives every
+view's partials at once. Columns of equal type share a slot, so the pass is as wide as the widest
+view, not as all of them together. Where a view's WHERE fails, the struct has a tag of its own and
+nothing else: so Spark counts what a view filtered, as it counts what the view takes. Views whose
+state is one row per event have a pass of their own, without the GROUP BY.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.model.plan import ROWS
+from headrace.model.types import DataType
+from headrace.spark.aggregations import Grouping
+
+__all__ = ["FILTERED", "Pass", "aggregate_sql", "build_pass", "single_sql"]
+
+FILTERED = "_filtered"  # in the place of a distinct's name: the table that counts filtered events
+
+
+@dataclass
+class _Slots:
+    """Columns shared by all groupings of a pass: one name per (kind, type, turn)."""
+
+    names: dict[tuple[str, str, int], str] = field(default_factory=dict)
+
+    def take(self, kind: str, of_type: str, used: dict[tuple[str, str], int]) -> str:
+        turn = used.get((kind, of_type), 0)
+        used[(kind, of_type)] = turn + 1
+        return self.names.setdefault((kind, of_type, turn), f"s{len(self.names)}")
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Where a grouping finds its columns in the result of the pass."""
+
+    tag: int
+    grouping: Grouping
+    columns: tuple[tuple[str, str], ...]  # (name, column of the result)
+
+    @property
+    def counts_filtered(self) -> bool:
+        return self.grouping.distinct is None and self.grouping.where is not None
+
+    @property
+    def rows_column(self) -> str:
+        return next(column for name, column in self.columns if name == ROWS)
+
+
+def _filtered_tag(tag: int) -> int:
+    return -1 - tag
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The SQL of one pass and how to take its result apart."""
+
+    elements: tuple[str, ...]
+    by: str
+    chosen: str
+    layouts: tuple[_Layout, ...]
+
+    def sql(self, from_name: str) -> str:
+        if len(self.elements) == 1:
+            tagged = f"SELECT {self.elements[0]} AS tagged FROM {from_name}"
+            inner = f"SELECT tagged.* FROM ({tagged})"
+        else:
+            inner = f"SELECT inline(array({', '.join(self.elements)})) FROM {from_name}"
+        by = f" GROUP BY {self.by}" if self.by else ""
+        return f"SELECT {self.chosen} FROM ({inner}) WHERE tag IS NOT NULL{by}"
+
+    def split(self, result: pa.Table) -> dict[tuple[str, str | None], pa.Table]:
+        """The partial table of each (view, distinct), groupings without rows left out; and for
+        each view with a WHERE how many events it filtered, under FILTERED."""
+        tables: dict[tuple[str, str | None], pa.Table] = {}
+        tags = result.column("tag")
+        for layout in self.layouts:
+            mine = result.filter(pc.equal(tags, layout.tag))
+            if layout.counts_filtered:
+                filtered = result.filter(pc.equal(tags, _filtered_tag(layout.tag)))
+                rows = filtered.column(layout.rows_column)
+                tables[(layout.grouping.view, FILTERED)] = pa.table([rows], [ROWS])
+            if mine.num_rows == 0:
+                continue
+            arrays = [mine.column(column) for _, column in layout.columns]
+            names = [name for name, _ in layout.columns]
+            tables[(layout.grouping.view, layout.grouping.distinct)] = pa.table(arrays, names)
+        return tables
+
+
+def build_pass(groupings: Sequence[Grouping], types: Mapping[str, DataType]) -> Pass:
+    """`types` gives the Spark type of every expression the groupings mention, by its text. Either
+    all groupings are single ones or none is."""
+    is_single = groupings[0].is_single
+    function_sql = single_sql if is_single else aggregate_sql
+    slots = _Slots()
+    inputs: dict[str, str] = {}  # slot → type
+    structs: list[tuple[Grouping, dict[str, str]]] = []
+    layouts: list[_Layout] = []
+    key_slots: dict[str, None] = {}
+    aggregates: dict[str, str] = {}  # aggregate SQL → column of the result
+    for tag, grouping in enumerate(groupings):
+        used: dict[tuple[str, str], int] = {}
+        filled: dict[str, str] = {}
+        columns: list[tuple[str, str]] = []
+
+        def slot(kind: str, sql: str) -> str:
+            of_type = types[sql].name
+            name = slots.take(kind, of_type, used)  # noqa: B023
+            inputs[name] = of_type
+            filled[name] = sql  # noqa: B023
+            return name
+
+        for name, sql in grouping.keys:
+            key = slot("key", sql)
+            key_slots[key] = None
+            columns.append((name, key))
+        if grouping.distinct is None:
+            rows = "1L" if is_single else "count(1)"
+            columns.append((ROWS, aggregates.setdefault(rows, f"a{len(aggregates)}")))
+        taken: dict[str, str] = {}
+        for partial in grouping.partials:
+            texts = (partial.input, *partial.order)
+            arguments = []
+            for text in texts:
+                if text not in taken:
+                    taken[text] = slot("input", text)
+                arguments.append(taken[text])
+            sql = function_sql(partial.function, arguments)
+            columns.append((partial.name, aggregates.setdefault(sql, f"a{len(aggregates)}")))
+        structs.append((grouping, filled))
+        layouts.append(_Layout(tag, grouping, tuple(columns)))
+    elements = [
+        _struct_sql(tag, grouping, filled, inputs) for tag, (grouping, filled) in enumerate(structs)
+    ]
+    by = ", ".join(["tag", *key_slots])
+    chosen = ", ".join([by, *(f"{sql} AS {name}" for sql, name in aggregates.items())])
+    return Pass(tuple(elements), "" if is_single else by, chosen, tuple(layouts))
+
+
+def _struct_sql(
+    tag: int, grouping: Grouping, filled: Mapping[str, str], inputs: Mapping[str, str]
+) -> str:
+    struct = _tagged(tag, filled, inputs)
+    if grouping.where is None:
+        return struct
+    otherwise = "NULL"
+    if grouping.distinct is None:
+        otherwise = _tagged(_filtered_tag(tag), {}, inputs)
+    return f"IF({grouping.where}, {struct}, {otherwise})"
+
+
+def _tagged(tag: int, filled: Mapping[str, str], inputs: Mapping[str, str]) -> str:
+    parts = [f"'tag', {tag}"]
+    for name, of_type in inputs.items():
+        parts.append(f"'{name}', {filled.get(name) or f'CAST(NULL AS {of_type})'}")
+    return f"named_struct({', '.join(parts)})"
+
+
+def aggregate_sql(function: str, arguments: Sequence[str]) -> str:
+    """The Spark SQL of one partial function over its input (and what it is ordered by)."""
+    first = arguments[0]
+    if function == "m2":
+        return f"var_pop({first}) * count({first})"
+    if function in ("min_by", "max_by"):
+        return f"{function}({first}, {arguments[1]})"
+    return f"{function}({first})"
+
+
+def single_sql(function: str, arguments: Sequence[str]) -> str:
+    """What `aggregate_sql` gives over one event, where it may have the narrower type of its input:
+    the store's column has the type of the aggregate."""
+    first = arguments[0]
+    if function == "count":
+        return f"IF({first} IS NULL, 0L, 1L)"
+    if function == "m2":
+        return f"IF({first} IS NULL, NULL, 0D)"
+    if function == "avg":
+        return f"CAST({first} AS DOUBLE)"
+    if function in ("min_by", "max_by"):
+        return f"IF({arguments[1]} IS NULL, NULL, {first})"
+    return first

@@ -1,0 +1,182 @@
+"""A prepared plan: one pass over one stream for a set of views, built once and run every tick.
+
+A tick runs it as it is, in one lane or in several side by side; each lane is a plan of its own on
+one task, so it holds no exchange. Where a shuffle is asked for, the same SQL is planned afresh with
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from headrace.model.definitions import Stream
+from headrace.model.errors import EngineError
+from headrace.model.plan import ViewPlan
+from headrace.spark.aggregations import (
+    Grouping,
+    groupings_of,
+    is_hashable,
+    needed_columns,
+    with_beyond,
+)
+from headrace.spark.analysis import Analysis
+from headrace.spark.binding import expression_types
+from headrace.spark.data_failures import check_texts
+from headrace.spark.decimal_sums import narrow
+from headrace.spark.leaf import RANGES_PROPERTY, Range, Source, encode_ranges
+from headrace.spark.passes import build_pass
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["PartialTables", "PreparedPlan", "split_ranges"]
+
+PartialTables = dict[tuple[str, str | None], pa.Table]
+LANE_ROWS_MIN = 30_000  # below this a second lane costs more than it saves
+_SOURCE_NAME = "_headrace_source"
+_NOT_REUSABLE = ("Exchange", "Subquery", "InMemoryTableScan", "AdaptiveSparkPlan")
+
+
+def split_ranges(ranges: Sequence[Range], parts: int) -> list[list[Range]]:
+    """The same events in `parts` lists of about equally many rows, cutting ranges where needed."""
+    total = sum(r.rows for r in ranges)
+    share = -(-total // parts) if total else 0
+    lists: list[list[Range]] = [[]]
+    room = share
+    for piece in ranges:
+        start = piece.start
+        while start < piece.end:
+            if room == 0:
+                lists.append([])
+                room = share
+            end = min(piece.end, start + room)
+            lists[-1].append(Range(piece.partition, start, end))
+            room -= end - start
+            start = end
+    return lists
+
+
+class PreparedPlan:
+    """Safe to run again and again; not to be run by two threads at once."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        analysis: Analysis,
+        log_directory: Path,
+        stream: Stream,
+        plans: Sequence[ViewPlan],
+        lanes: int,
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        narrowed = [narrow(g, stream) for plan in plans for g in groupings_of(plan, stream)]
+        self._stream = stream
+        self._narrowed = {(n.grouping.view, n.grouping.distinct): n for n in narrowed}
+        every = [n.grouping for n in narrowed]
+        types = expression_types(analysis, stream, every)
+        groupings = [g for g in every if not g.is_single]
+        hashable = [g for g in groupings if is_hashable(g, types)]
+        sorted_ = [g for g in groupings if g not in hashable]
+        single = [g for g in every if g.is_single]
+        self._passes = [
+            (Source(log_directory, stream, _columns(stream, some)), build_pass(some, types))
+            for some in (hashable, sorted_, single)
+            if some
+        ]
+        self._frames: dict[tuple[int, int], DataFrame] = {}  # by lane and pass, made when first run
+        self._lanes = lanes
+        self._pool = pool
+        self._spark = spark
+
+    def warm_up(self) -> None:
+        """Run the first lane once over nothing: Spark compiles the pass now instead of in the
+        first tick. The others run the same code, when a tick is large enough for them."""
+        self._run_lanes([()], "")
+
+    def run(self, ranges: Sequence[Range], shuffle: bool, marks_file: str = "") -> PartialTables:
+        """The partial tables of every view for these events, with what the marks say of them.
+        Raises what Spark raises."""
+        if shuffle:
+            results = self._run_afresh(split_ranges(ranges, self._lanes * 2), marks_file)
+        else:
+            rows = sum(r.rows for r in ranges)
+            count = max(1, min(self._lanes, rows // LANE_ROWS_MIN))
+            results = self._run_lanes(split_ranges(ranges, count), marks_file)
+        return self._merge(results)
+
+    def _run_lanes(self, lists: Sequence[Sequence[Range]], marks_file: str) -> list[PartialTables]:
+        for lane in range(len(lists)):
+            for number in range(len(self._passes)):
+                if (lane, number) not in self._frames:
+                    frame = self._frame(number, 1)
+                    _assert_reusable(frame)
+                    self._frames[(lane, number)] = frame
+        futures: list[Future[PartialTables]] = [
+            self._pool.submit(self._run_lane, lane, number, mine, marks_file)
+            for lane, mine in enumerate(lists)
+            for number in range(len(self._passes))
+        ]
+        wait(futures)  # a lane that fails must not leave another one running into the next tick
+        return [future.result() for future in futures]
+
+    def _run_lane(
+        self, lane: int, number: int, ranges: Sequence[Range], marks_file: str
+    ) -> PartialTables:
+        self._set_ranges([ranges], marks_file)
+        return self._passes[number][1].split(self._frames[(lane, number)].toArrow())
+
+    def _run_afresh(self, tasks: Sequence[Sequence[Range]], marks_file: str) -> list[PartialTables]:
+        self._set_ranges(tasks, marks_file)
+        return [
+            made.split(self._frame(number, len(tasks)).toArrow())
+            for number, (_, made) in enumerate(self._passes)
+        ]
+
+    def _set_ranges(self, tasks: Sequence[Sequence[Range]], marks_file: str) -> None:
+        encoded = encode_ranges(tasks, marks_file)
+        self._spark.sparkContext.setLocalProperty(RANGES_PROPERTY, encoded)
+
+    def _frame(self, number: int, tasks: int) -> DataFrame:
+        source, made = self._passes[number]
+        leaf = self._spark.range(0, tasks, 1, tasks).mapInArrow(
+            source.reader_function(), source.ddl()
+        )
+        # One partition that Spark knows of as one: then it plans no exchange.
+        leaf = leaf.coalesce(1) if tasks == 1 else leaf
+        leaf.createOrReplaceTempView(_SOURCE_NAME)
+        return self._spark.sql(made.sql(_SOURCE_NAME))
+
+    def _merge(self, results: Sequence[PartialTables]) -> PartialTables:
+        merged: dict[tuple[str, str | None], list[pa.Table]] = {}
+        for tables in results:
+            for key, table in tables.items():
+                merged.setdefault(key, []).append(table)
+        partials = {key: self._widened(key, pa.concat_tables(t)) for key, t in merged.items()}
+        check_texts(partials.values())
+        return partials
+
+    def _widened(self, key: tuple[str, str | None], table: pa.Table) -> pa.Table:
+        known = self._narrowed.get(key)
+        return table if known is None else with_beyond(known.widen(table), self._stream)
+
+
+def _columns(stream: Stream, groupings: Sequence[Grouping]) -> tuple[str, ...]:
+    """At least one column, so that a row is a row."""
+    return needed_columns(stream, groupings) or (stream.columns[0].name,)
+
+
+def _assert_reusable(frame: DataFrame) -> None:
+    """A plan remembers what an exchange or a subquery gave the first time; with one inside, the
+    second tick would show the first tick's data."""
+    text = frame._jdf.queryExecution().executedPlan().toString()
+    for word in _NOT_REUSABLE:
+        if word in text:
+            raise EngineError(
+                f"a tick's plan holds a {word}, which cannot be run again",
+                hint="rewrite the view without subqueries",
+            )

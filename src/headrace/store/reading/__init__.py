@@ -1,0 +1,1 @@
+"""Reading the store: pages, queries, and what a query may be."""

@@ -1,0 +1,7 @@
+"""The gateway's fixtures."""
+
+from __future__ import annotations
+
+from gateway_fixtures import eventually, make_gateway, make_transaction, shared_gateway
+
+__all__ = ["eventually", "make_gateway", "make_transaction", "shared_gateway"]

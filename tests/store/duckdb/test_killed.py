@@ -1,0 +1,111 @@
+"""kill -9 at any moment: the store is at the last acknowledged tick or the one in flight, whole."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from killed_writer import KEYS, views, write_until_killed
+from store_cases import rows_of
+
+from headrace.model.errors import StoreLockedError
+from headrace.model.settings import StoreSettings
+from headrace.store.contract import Store
+from headrace.store.duckdb.backend import open_store
+
+KILLS = 12
+ANSWER_SECONDS_MAX = 60
+
+
+@contextmanager
+def writer(file: Path) -> Iterator[tuple[ForkServerProcess, Connection]]:
+    """A process of its own, forked from one that has done the imports and nothing else."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["headrace.store.duckdb.backend", "pandas"])
+    heard, said = context.Pipe(duplex=False)
+    process = context.Process(target=write_until_killed, args=(file, said), daemon=True)
+    process.start()
+    said.close()
+    try:
+        yield process, heard
+    finally:
+        process.kill()
+        process.join(ANSWER_SECONDS_MAX)
+        process.close()
+        heard.close()
+
+
+def run_and_kill(file: Path, seconds: float) -> int:
+    """Returns the last tick the process said was durable."""
+    with writer(file) as (process, heard):
+        assert heard.poll(ANSWER_SECONDS_MAX)
+        acknowledged = int(heard.recv())
+        timer = threading.Timer(seconds, process.kill)
+        timer.start()
+        try:
+            while True:
+                acknowledged = heard.recv()
+        except (EOFError, ConnectionResetError):
+            pass
+        timer.join()
+        process.join(ANSWER_SECONDS_MAX)
+        assert process.exitcode == -signal.SIGKILL
+        return acknowledged
+
+
+def feed_of(store: Store, view: str, from_tick: int) -> Counter[Any]:
+    feed: Counter[Any] = Counter()
+    for change in store.changes(view, from_tick, 10_000):
+        feed.subtract(tuple(row.values()) for row in change.before.to_pylist())
+        feed.update(tuple(row.values()) for row in change.after.to_pylist())
+    return feed
+
+
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    file = tmp_path / "store.duckdb"
+    chance = random.Random(20)
+    checked_tick, checked_rows = 0, {view.name: Counter[Any]() for view in views()}
+    for _ in range(KILLS):
+        acknowledged = run_and_kill(file, chance.uniform(0.0, 0.4))
+        store = open_store(file, StoreSettings(changes_ticks_max=50))
+        try:
+            tick = store.last_tick()
+            assert tick in (acknowledged, acknowledged + 1)
+            assert store.ledger(1).column("tick").to_pylist() == ([tick] if tick else [])
+            if tick == 0:
+                continue
+            assert {entry.next_offsets[0] for entry in store.catalog().values()} == {tick * KEYS}
+            assert {entry.totals.read for entry in store.catalog().values()} == {tick * KEYS}
+            assert set(rows_of(store, "SELECT payments FROM plain")) == {(tick,)}
+            assert rows_of(store, "SELECT count(*) FROM plain") == [(KEYS,)]
+            assert rows_of(store, "SELECT sum(payments)::BIGINT FROM windows") == [(tick * KEYS,)]
+            if tick - checked_tick < 50:
+                for view, before in checked_rows.items():
+                    now = Counter(rows_of(store, f"SELECT * FROM {view}"))
+                    feed = Counter(before)
+                    feed.update(feed_of(store, view, checked_tick))
+                    assert +feed == now
+            checked_tick = tick
+            checked_rows = {v: Counter(rows_of(store, f"SELECT * FROM {v}")) for v in checked_rows}
+        finally:
+            store.close()
+    assert checked_tick > KILLS
+
+
+def test_another_process_is_named_as_the_holder(tmp_path: Path) -> None:
+    file = tmp_path / "store.duckdb"
+    with writer(file) as (process, heard):
+        assert heard.poll(ANSWER_SECONDS_MAX)
+        with pytest.raises(StoreLockedError, match=str(process.pid)):
+            open_store(file, StoreSettings())
+    open_store(file, StoreSettings()).close()

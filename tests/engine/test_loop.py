@@ -8,12 +8,12 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from headrace.engine.prepared import PreparedPlan
 
 from headrace.engine.views import LiveView
 from headrace.log.embedded.retention_floor import read_hold
 from headrace.model.errors import FencedError, QueryError
 from headrace.model.settings import EngineSettings, LogSettings
+from headrace.spark.prepared_plan import PreparedPlan
 
 UTC = dt.UTC
 EPOCH = dt.datetime(2026, 1, 1, tzinfo=UTC)

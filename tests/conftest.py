@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import hypothesis
 import pytest
@@ -116,6 +118,34 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     return (
         [] if order_seed is None else [f"random order of files: --random-order-seed {order_seed}"]
     )
+
+
+class Clock:
+    """In a module it takes the place of `time`: it goes as the real one does, and `let_pass` puts
+    it ahead."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self._patch = patch
+        self._ahead_seconds = 0.0
+
+    def install(self, *modules: ModuleType) -> None:
+        for module in modules:
+            self._patch.setattr(module, "time", self)
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._ahead_seconds
+
+    def let_pass(self, seconds: float) -> None:
+        self._ahead_seconds += seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """So that no test has to wait for time to pass."""
+    return Clock(monkeypatch)
 
 
 @pytest.fixture

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
-from gateway_fixtures import eventually, make_gateway, make_transaction, shared_gateway
+from gateway_fixtures import (
+    eventually,
+    make_gateway,
+    make_transaction,
+    shared_gateway,
+    until_taken,
+)
 
-__all__ = ["eventually", "make_gateway", "make_transaction", "shared_gateway"]
+__all__ = ["eventually", "make_gateway", "make_transaction", "shared_gateway", "until_taken"]

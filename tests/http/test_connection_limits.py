@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from headrace.http import connection
+from headrace.http import connection, connections
 from headrace.http.connections import Connections
 from headrace.http.incoming import BodyRoom, Incoming
 from headrace.model.errors import RequestError
@@ -22,12 +22,16 @@ from headrace.model.errors import RequestError
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 POST = b"POST /v1/events HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4\r\n\r\n"
 OK = (200, [], b"{}")
+TCP_CLOSE = 7
 
 
 class Served:
     """A server, what its handler was given, and the statuses that were counted."""
 
-    def __init__(self, connections_max: int = 10, seconds_max: float = 20.0) -> None:
+    def __init__(
+        self, clock: Any = None, connections_max: int = 10, seconds_max: float = 20.0
+    ) -> None:
+        self.clock = clock
         self.port = 0
         self.requests: list[Incoming] = []
         self.writers: list[asyncio.StreamWriter] = []
@@ -53,13 +57,22 @@ class Served:
         return self.requests[number]
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not condition():
                 await asyncio.sleep(0.005)
 
-    async def sweep_after(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
+    def sweep_after(self, seconds: float) -> None:
+        self.clock.let_pass(seconds)
         self.all.sweep()
+
+    @property
+    def transport(self) -> Any:
+        """Of the one connection there is; None when there is none, or it is lost."""
+        return next((each._transport for each in self.all._open), None)
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self.transport.get_write_buffer_size() if self.transport is not None else 0
 
     @property
     def open(self) -> int:
@@ -73,7 +86,7 @@ def serve(try_it: Callable[[Served], Awaitable[Any]], **limits: Any) -> None:
         served.port = listener.getsockname()[1]
         server = await served.all.listen(listener)
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 await try_it(served)
         finally:
             for writer in served.writers:
@@ -86,21 +99,28 @@ def serve(try_it: Callable[[Served], Awaitable[Any]], **limits: Any) -> None:
     asyncio.run(run())
 
 
-def test_an_answer_on_its_way_is_not_cut_by_what_comes_behind_it() -> None:
+@pytest.fixture
+def moved(clock: Any) -> Any:
+    """The clock of the connections."""
+    clock.install(connection, connections)
+    return clock
+
+
+def test_an_answer_on_its_way_is_not_cut_by_what_comes_behind_it(moved: Any) -> None:
     async def try_it(served: Served) -> None:
         reader, writer = await served.connect(GET + GET[:9])
         await served.request()
-        await served.sweep_after(0.2)  # the next head is late, but whose turn is it?
+        served.sweep_after(1_001)  # the next head is late, but whose turn is it?
         served.requests[0].respond(OK)
         writer.write(GET[9:] + GET[:9])
         (await served.request(1)).respond(OK)
         for _ in range(2):
             assert (await reader.readuntil(b"{}")).startswith(b"HTTP/1.1 200")
-        await served.sweep_after(0.2)  # now it is the client's
+        served.sweep_after(1_001)  # now it is the client's
         assert (await reader.read()).startswith(b"HTTP/1.1 408")
         assert served.counted == [408]
 
-    serve(try_it, seconds_max=0.1)
+    serve(try_it, clock=moved, seconds_max=1_000)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +133,7 @@ def test_a_flood_behind_an_answer_is_bounded_and_refused_in_its_turn(
         reader, writer = await served.connect(GET + flood)
         request = await served.request()
         writer.write(b"y" * 30_000_000)
-        await asyncio.sleep(0.2)
+        await served.until(lambda: not served.transport.is_reading())
         assert writer.transport.get_write_buffer_size() > 10_000_000
         request.respond(OK)
         assert (await reader.readuntil(b"{}")).startswith(b"HTTP/1.1 200")
@@ -124,10 +144,8 @@ def test_a_flood_behind_an_answer_is_bounded_and_refused_in_its_turn(
 
 
 def test_whoever_reads_nothing_does_not_stay_and_whoever_reads_slowly_does(
-    monkeypatch: pytest.MonkeyPatch,
+    moved: Any,
 ) -> None:
-    monkeypatch.setattr(connection, "IDLE_SECONDS_MAX", 0.3)
-    monkeypatch.setattr(connection, "LINGER_SECONDS_MAX", 0.01)
     body = b"x" * 20_000_000
 
     async def take(served: Served, head: bytes, reads: bool) -> int:
@@ -135,13 +153,23 @@ def test_whoever_reads_nothing_does_not_stay_and_whoever_reads_slowly_does(
             sock.setblocking(False)
             sock.sendall(head)
             (await served.request(len(served.requests))).respond((200, [], body))
-            taken = 0
-            for _ in range(200):
-                await served.sweep_after(0.01)
+            taken, sweeps = 0, 0
+
+            def take_some(unsent: int) -> bool:
+                """Until the server has sent something more, or has nothing left."""
+                nonlocal taken
                 with contextlib.suppress(BlockingIOError):
-                    taken += len(sock.recv(500_000)) if reads else 0
-                if taken > len(body) or not (reads or served.open):
-                    break
+                    taken += len(sock.recv(100_000))
+                return served.unsent_bytes < unsent or not unsent
+
+            while taken <= len(body) if reads else served.open:
+                sweeps += 1
+                assert sweeps < 1_000
+                if reads:
+                    unsent = served.unsent_bytes
+                    await served.until(lambda: take_some(unsent))  # noqa: B023
+                served.sweep_after(connection.IDLE_SECONDS_MAX + 1)
+                await asyncio.sleep(0)
             return taken
 
     async def try_it(served: Served) -> None:
@@ -151,7 +179,7 @@ def test_whoever_reads_nothing_does_not_stay_and_whoever_reads_slowly_does(
             assert await take(served, head, reads=False) == 0
             assert served.open == 0
 
-    serve(try_it)
+    serve(try_it, clock=moved)
 
 
 def test_connections_that_are_refused_take_nobody_s_place() -> None:
@@ -171,18 +199,18 @@ def test_connections_that_are_refused_take_nobody_s_place() -> None:
     serve(try_it, connections_max=1)
 
 
-def test_a_request_has_one_answer() -> None:
+def test_a_request_has_one_answer(moved: Any) -> None:
     async def try_it(served: Served) -> None:
         reader, _writer = await served.connect(POST)
         request = await served.request()
-        await served.sweep_after(0.2)
+        served.sweep_after(1_001)
         assert served.counted == [408]
         request.respond(OK)
         with pytest.raises(ConnectionResetError):
             request.begin_stream(200, [])
         assert (await reader.read()).count(b"HTTP/1.1") == 1
 
-    serve(try_it, seconds_max=0.1)
+    serve(try_it, clock=moved, seconds_max=1_000)
 
 
 def test_a_body_of_who_has_gone_takes_no_room() -> None:
@@ -212,11 +240,21 @@ def test_a_body_behind_others_whose_client_leaves_takes_no_room() -> None:
         sock = writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()
-        await asyncio.sleep(0.05)
+        await served.until(lambda: is_reset(served.transport))
         request.respond(OK)
         await served.until(lambda: served.open == 0)
 
     serve(try_it)
+
+
+def is_reset(transport: Any) -> bool:
+    """Whether the kernel knows that the client has gone: the first byte is TCP's state."""
+    if transport is None:
+        return True
+    information = transport.get_extra_info("socket").getsockopt(
+        socket.IPPROTO_TCP, socket.TCP_INFO, 1
+    )
+    return bool(information[0] == TCP_CLOSE)
 
 
 def test_a_client_that_is_found_gone_by_its_answer_is_nobody_else_s_trouble() -> None:

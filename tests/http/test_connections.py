@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -95,13 +94,15 @@ def test_thousands_of_refused_requests_in_one_piece(shared_gateway: Any) -> None
             assert status == 404
 
 
-def test_a_request_that_comes_byte_by_byte(shared_gateway: Any) -> None:
+def test_a_request_that_comes_byte_by_byte(
+    shared_gateway: Any, until_taken: Callable[..., None]
+) -> None:
     before = len(shared_gateway.stored("notes"))
     with connect(shared_gateway) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for octet in post(fields="Idempotency-Key: byte-by-byte\r\n"):
             sock.sendall(bytes([octet]))
-            time.sleep(0.0005)
+            until_taken(sock)
         assert read_answer(sock)[0] == 200
     assert len(shared_gateway.stored("notes")) == before + 1
 
@@ -170,11 +171,13 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_a_broken_body_is_refused_in_words(shared_gateway: Any, what: str) -> None:
+def test_a_broken_body_is_refused_in_words(
+    shared_gateway: Any, until_taken: Callable[..., None], what: str
+) -> None:
     first, then, wanted = BROKEN[what]
     with connect(shared_gateway) as sock:
         sock.sendall(first)
-        time.sleep(0.05)
+        until_taken(sock)
         sock.sendall(then)
         status, fields, _, _ = read_answer(sock)
         assert (status, fields["connection"]) == (wanted, "close")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -127,11 +128,11 @@ class Gateway:
         return status.get(stream, {"received": 0, "appended": 0, "retried": 0, "dead": 0})
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 180.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.01)
+        time.sleep(0.005)
 
 
 @pytest.fixture(scope="session")
@@ -161,6 +162,28 @@ def make_gateway(tmp_path: Path) -> Iterator[Callable[..., Gateway]]:
 @pytest.fixture
 def make_transaction() -> Callable[..., dict[str, Any]]:
     return transaction
+
+
+def wait_until_taken(sock: socket.socket) -> None:
+    """Until the gateway has read all that was sent so far: what is sent next arrives apart."""
+    here, there = (_kernel_address(*end) for end in (sock.getsockname(), sock.getpeername()))
+
+    def is_taken() -> bool:
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        queues = {(local, remote): queued.split(":") for _, local, remote, _, queued, *_ in lines}
+        unsent, unread = queues[here, there][0], queues[there, here][1]
+        return int(unsent, 16) == int(unread, 16) == 0
+
+    wait_until(is_taken)
+
+
+def _kernel_address(host: str, port: int) -> str:
+    return f"{int.from_bytes(socket.inet_aton(host), sys.byteorder):08X}:{port:04X}"
+
+
+@pytest.fixture
+def until_taken() -> Callable[[socket.socket], None]:
+    return wait_until_taken
 
 
 @pytest.fixture

@@ -123,7 +123,7 @@ def test_equal_keys_in_flight_at_once_are_stored_once(
 ) -> None:
     gateway = make_gateway()
     body = numbered(0, 10, make_transaction)
-    barrier = threading.Barrier(16)
+    barrier = threading.Barrier(16, timeout=60)
 
     def send(round_number: int) -> httpx.Response:
         barrier.wait()
@@ -142,21 +142,22 @@ def test_kill_at_any_moment_loses_nothing_acknowledged_and_doubles_nothing(
     gateway = make_gateway()
     acknowledged: set[int] = set()
     batches = {first: numbered(first, 20, make_transaction) for first in range(0, 4_000, 20)}
+
+    def send(first: int, killed_at: int) -> None:
+        try:
+            answer = gateway.send(batches[first], headers=producer(first))
+        except httpx.HTTPError:
+            return
+        if answer.status_code == 200:
+            acknowledged.add(first)
+        if len(acknowledged) >= killed_at:
+            gateway.process.kill()
+
     for _ in range(3):
-        killer = threading.Timer(0.25, gateway.process.kill)
-        killer.start()
-
-        def send(first: int) -> None:
-            try:
-                answer = gateway.send(batches[first], headers=producer(first))
-            except httpx.HTTPError:
-                return
-            if answer.status_code == 200:
-                acknowledged.add(first)
-
+        killed_at = len(acknowledged) + 40
+        left = [first for first in batches if first not in acknowledged]
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(send, [first for first in batches if first not in acknowledged]))
-        killer.join()
+            list(pool.map(send, left, [killed_at] * len(left)))
         gateway.kill()
         gateway.start()
         stored = ids(gateway)

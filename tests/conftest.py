@@ -14,6 +14,7 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -146,6 +147,22 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """So that no test has to wait for time to pass."""
     return Clock(monkeypatch)
+
+
+@contextlib.contextmanager
+def run_beside(*works: Callable[[], object]) -> Iterator[None]:
+    """Runs each in a thread of its own beside the body and waits for them, also when the body
+    fails; what they raise is raised. None of them may wait for ever."""
+    with ThreadPoolExecutor(len(works)) as pool:
+        running = [pool.submit(work) for work in works]
+        yield
+    for work in running:
+        work.result()
+
+
+@pytest.fixture(scope="session")
+def beside() -> Callable[..., contextlib.AbstractContextManager[None]]:
+    return run_beside
 
 
 @pytest.fixture

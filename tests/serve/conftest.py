@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
 import httpx
@@ -73,6 +72,7 @@ class PlayedEngine:
     watermarks: dict[str, int] = field(default_factory=dict)
     rebuilds: list[str] = field(default_factory=list)
     halted: list[tuple[int, int]] = field(default_factory=list)
+    recordings: list[Future[None]] = field(default_factory=list)
     decisions: list[tuple[str, str]] = field(default_factory=list)
     late_applied: list[tuple[str, str | None]] = field(default_factory=list)
     views: tuple[str, ...] = ()
@@ -122,7 +122,7 @@ class PlayedEngine:
         self.decisions.append((stream, decision))
         places, self.halted = list(self.halted), []
         recorded: Future[None] = Future()
-        Timer(0.05, recorded.set_result, [None]).start()
+        self.recordings.append(recorded)
         return places, recorded
 
     def apply_late(self, stream: str, view: str | None) -> None:
@@ -242,7 +242,7 @@ def empty_shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
         yield make()
 
 
-def _until(condition: Callable[[], Any], seconds: float = 20.0) -> None:
+def _until(condition: Callable[[], Any], seconds: float = 120.0) -> None:
     ends_at = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < ends_at, "the condition did not come true in time"

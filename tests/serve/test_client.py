@@ -187,37 +187,30 @@ def test_following_outlives_cuts_and_a_new_server(shop: Any, client: Client, cab
 
 
 def test_changes_add_up_to_the_view_while_everything_is_cut(
-    shop: Any, client: Client, cable: Cable
+    shop: Any, client: Client, cable: Cable, beside: Any
 ) -> None:
     """The changes applied to an empty copy give the view, whatever happened to connections."""
-    done = threading.Event()
 
     def ticks() -> None:
         for n in range(80):
             shop.tick(income=[(f"user {n % 5}", "1.00"), (f"user {n % 3}", "0.50")])
-        done.set()
+            if n % 7 == 0:
+                cable.cut()
 
-    def cuts() -> None:
-        while not done.wait(0.1):
-            cable.cut()
-
-    threads = [threading.Thread(target=ticks), threading.Thread(target=cuts)]
-    changes = client.subscribe("income", after=0)
-    for thread in threads:
-        thread.start()
     copy: dict[str, dict[str, Any]] = {}
     seen = []
-    for change in changes:
-        seen.append(change.tick)
-        for row in change.before:
-            assert copy.pop(row["user_id"]) == row
-        for row in change.after:
-            assert row["user_id"] not in copy
-            copy[row["user_id"]] = row
-        if change.tick == 80:
-            break
-    for thread in threads:
-        thread.join()
+    with beside(ticks):
+        for change in client.subscribe("income", after=0):
+            seen.append(change.tick)
+            for row in change.before:
+                assert copy.pop(row["user_id"]) == row
+            for row in change.after:
+                assert row["user_id"] not in copy
+                copy[row["user_id"]] = row
+            if change.tick % 11 == 0:
+                cable.cut()
+            if change.tick == 80:
+                break
     assert seen == list(range(1, 81))
     expected = client.view("income").rows
     assert sorted(copy.values(), key=str) == sorted(expected, key=str)

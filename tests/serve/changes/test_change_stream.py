@@ -6,9 +6,9 @@ import json
 import random
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import httpx
@@ -88,16 +88,12 @@ def test_one_message_per_tick_with_rows_before_and_after(shop: Any) -> None:
     assert message["freshness"]["pending_events"] == 9
 
 
-def test_replay_and_live_join_without_a_seam(shop: Any) -> None:
+def test_replay_and_live_join_without_a_seam(shop: Any, beside: Any) -> None:
     for _ in range(40):
         shop.tick(income=[("ann", "1.00")])
-    with follow(shop, after=5) as followed:
-        thread = threading.Thread(
-            target=lambda: [shop.tick(income=[("ann", "1.00")]) for _ in range(40)]
-        )
-        thread.start()
+    ticks = partial(_fill, shop, 40, 1)
+    with follow(shop, after=5) as followed, beside(ticks):
         assert followed.until_tick(80) == list(range(6, 81))
-        thread.join()
 
 
 def test_a_replayed_message_equals_the_live_one_but_for_completeness(shop: Any) -> None:
@@ -244,10 +240,8 @@ def test_a_rebuild_ends_the_stream_with_a_problem(shop: Any) -> None:
 
 def test_stopping_the_server_ends_streams_at_once(shop: Any) -> None:
     with follow(shop) as followed:
-        began = time.monotonic()
-        shop.server.stop()
+        shop.server.stop()  # raises when it does not end soon
         assert list(followed) == []
-        assert time.monotonic() - began < 5
 
 
 def _fill(shop: Any, ticks: int, rows: int) -> None:
@@ -256,7 +250,7 @@ def _fill(shop: Any, ticks: int, rows: int) -> None:
 
 
 def test_a_slow_subscriber_holds_up_nobody_and_misses_nothing(
-    shop: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+    shop: Any, until: Any, beside: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(subscriptions, "BUFFER_MESSAGES_MAX", 4)
     address = json.loads((shop.settings.run_directory / "engine.json").read_text())
@@ -268,14 +262,11 @@ def test_a_slow_subscriber_holds_up_nobody_and_misses_nothing(
             b"Headrace-Internal: " + address["secret"].encode() + b"\r\n\r\n"
         )
         until(lambda: shop.server.watched())
-        with follow(shop) as quick:
-            thread = threading.Thread(target=_fill, args=(shop, 60, 1_000))
-            thread.start()
+        with follow(shop) as quick, beside(partial(_fill, shop, 60, 1_000)):
             assert quick.until_tick(60) == list(range(1, 61))
-            thread.join()
         until(lambda: "headrace_subscriptions_fallen_behind_total 0.0" not in
               shop.http.get("/metrics").text)  # fmt: skip
-        slow.settimeout(20)
+        slow.settimeout(60)
         ticks = []
         for line in slow.makefile("rb"):
             if line.startswith(b"id: "):
@@ -311,16 +302,18 @@ def test_more_ticks_than_can_wait_are_read_from_the_store(
 
     def held_up(*arguments: Any, **options: Any) -> Any:
         has_begun.set()
-        assert may_go_on.wait(20)
+        assert may_go_on.wait(60)
         return encode(*arguments, **options)
 
     monkeypatch.setattr(subscriptions.Hub, "encode", held_up)
     with follow(shop) as followed:
         shop.tick(income=[("ann", "1.00")])
-        assert has_begun.wait(20)
-        for _ in range(9):
-            shop.tick(income=[("ann", "1.00")])
-        may_go_on.set()
+        try:
+            assert has_begun.wait(60)
+            for _ in range(9):
+                shop.tick(income=[("ann", "1.00")])
+        finally:
+            may_go_on.set()
         assert followed.until_tick(10) == list(range(1, 11))
 
 
@@ -336,7 +329,12 @@ def two_views(make_shop: Any) -> Any:
 )
 @given(seed=st.integers(0, 2**32), buffer=st.integers(1, 4), handed_over=st.integers(1, 4))
 def test_any_interleaving_gives_every_tick_once_in_order(
-    two_views: Any, monkeypatch: pytest.MonkeyPatch, seed: int, buffer: int, handed_over: int
+    two_views: Any,
+    beside: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    buffer: int,
+    handed_over: int,
 ) -> None:
     """Subscribers come, leave and resume at random while ticks run; each must see exactly the
     ticks that changed its view."""
@@ -364,14 +362,13 @@ def test_any_interleaving_gives_every_tick_once_in_order(
         patched.setattr(subscriptions, "BUFFER_MESSAGES_MAX", buffer)
         patched.setattr(subscriptions, "HANDED_OVER_TICKS_MAX", handed_over)
         patched.setattr(subscriptions, "CATCH_UP_TICKS_MAX", 1 + seed % 3)
-        threads = [
-            threading.Thread(target=subscriber, args=(n, random.Random(seed + n))) for n in range(3)
-        ]
-        for thread in threads:
-            thread.start()
-        for is_changed in changed:
-            two_views.tick(**{"income" if is_changed else "other": [("ann", "1.00")]})
-        for thread in threads:
-            thread.join(30)
+        subscribers = [partial(subscriber, n, random.Random(seed + n)) for n in range(3)]
+        with beside(*subscribers):
+            try:
+                for is_changed in changed:
+                    two_views.tick(**{"income" if is_changed else "other": [("ann", "1.00")]})
+            except BaseException:
+                two_views.server.stop()  # else the subscribers would wait for ever
+                raise
     expected = [tick for tick, is_changed in enumerate(changed, first) if is_changed]
     assert seen == dict.fromkeys(range(3), expected)

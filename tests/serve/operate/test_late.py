@@ -127,14 +127,18 @@ def test_late_events_are_applied_to_one_view_or_to_all(shop: Any) -> None:
 
 
 @pytest.mark.parametrize("decision", ["apply", "side", "drop"])
-def test_a_halted_stream_is_resumed_once(shop: Any, decision: str) -> None:
+def test_a_halted_stream_is_resumed_once(shop: Any, decision: str, beside: Any, until: Any) -> None:
     path = "/v1/streams/Payments/resume"
     detail = _problem(shop.http.post(path, json={"decision": decision}), 409, "not-halted")
     assert "payments" in detail
     shop.control.halted = [(0, 17), (2, 4)]
-    answer = shop.http.post(path, json={"decision": decision})
-    assert answer.status_code == 200
-    assert answer.json() == {
+    answers: list[Any] = []
+    with beside(lambda: answers.append(shop.http.post(path, json={"decision": decision}))):
+        until(lambda: shop.control.recordings)
+        assert answers == []  # nothing is said before it is recorded
+        shop.control.recordings[0].set_result(None)
+    assert answers[0].status_code == 200
+    assert answers[0].json() == {
         "stream": "payments",
         "decision": decision,
         "events": [{"partition": 0, "offset": 17}, {"partition": 2, "offset": 4}],

@@ -289,24 +289,19 @@ def test_an_answer_of_too_many_bytes_is_a_problem(
         _problem(response, 413, "query")
 
 
-def test_answers_never_go_backwards_while_ticks_run(shop: Any) -> None:
-    done = threading.Event()
+def test_answers_never_go_backwards_while_ticks_run(shop: Any, beside: Any, until: Any) -> None:
+    seen = [0]
 
-    def ticks() -> None:
-        for _ in range(60):
-            shop.tick(income=[("a", "1.00")])
-        done.set()
-
-    thread = threading.Thread(target=ticks)
-    thread.start()
-    last = 0
-    while not done.is_set():
+    def look() -> bool:
         answer = shop.http.get("/v1/views/income").json()
         tick = answer["freshness"]["tick"]
-        assert tick >= last
+        assert tick >= seen[-1]
         assert [row["payments"] for row in answer["rows"]] == ([tick] if tick else [])
-        last = tick
-    thread.join()
+        seen.append(tick)
+        return bool(tick == 60)
+
+    with beside(lambda: [shop.tick(income=[("a", "1.00")]) for _ in range(60)]):
+        until(look)
 
 
 def test_status_metrics_rebuild_and_dead_letters(shop: Any) -> None:
@@ -336,7 +331,7 @@ def test_the_server_starts_again_after_a_stop(shop: Any) -> None:
     assert shop.http.get("/v1/views/income").json()["freshness"]["tick"] == 1
 
 
-def test_reads_while_views_are_rebuilt_are_answered_or_put_off(shop: Any) -> None:
+def test_reads_while_views_are_rebuilt_are_answered_or_put_off(shop: Any, beside: Any) -> None:
     shop.tick(income=[("ann", "1.00")])
     statuses: set[tuple[int, str | None]] = set()
     ended = threading.Event()
@@ -351,14 +346,12 @@ def test_reads_while_views_are_rebuilt_are_answered_or_put_off(shop: Any) -> Non
                 ):
                     statuses.add((answer.status_code, answer.headers.get("retry-after")))
 
-    threads = [threading.Thread(target=read) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for _ in range(150):
-        shop.rebuild("income")
-    ended.set()
-    for thread in threads:
-        thread.join()
+    with beside(read, read):
+        try:
+            for _ in range(150):
+                shop.rebuild("income")
+        finally:
+            ended.set()
     assert statuses <= {(200, None), (503, "1")}
     shop.store.drop_view("income")
     for answer in (

@@ -165,6 +165,20 @@ def beside() -> Callable[..., contextlib.AbstractContextManager[None]]:
     return run_beside
 
 
+def wait_until(condition: Callable[[], object], seconds: float = 180.0) -> None:
+    """A deadline that only a fault reaches: a machine half as fast with a busy neighbour does
+    not."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain"
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="session")
+def until() -> Callable[..., None]:
+    return wait_until
+
+
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     """For the random numbers of a test: 0, and with `--seeds N` in turn each up to N - 1."""

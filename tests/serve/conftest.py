@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pyarrow as pa
@@ -240,15 +239,3 @@ def empty_shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     """Shared by tests that change nothing."""
     with _shops(tmp_path_factory.mktemp("empty")) as make:
         yield make()
-
-
-def _until(condition: Callable[[], Any], seconds: float = 120.0) -> None:
-    ends_at = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < ends_at, "the condition did not come true in time"
-        time.sleep(0.005)
-
-
-@pytest.fixture(scope="session")
-def until() -> Callable[..., None]:
-    return _until

@@ -6,6 +6,7 @@ import shutil
 import threading
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 from typing import cast
 
 import pytest
@@ -119,33 +120,29 @@ def test_pruning_keeps_rows_that_are_behind(open_backend: Opener, tmp_path: Path
 
 
 def test_readers_beside_ticks_see_each_tick_whole(
-    open_backend: Opener, monkeypatch: pytest.MonkeyPatch
+    open_backend: Opener, monkeypatch: pytest.MonkeyPatch, beside: Any, until: Any
 ) -> None:
     """With an interest that is forgotten at once, ticks and readers write in turns."""
     monkeypatch.setattr(merge_module, "READ_SECONDS", 0.0005)
     view = sales()
     store, generation = _begun(open_backend, view)
-    wrong: list[str] = []
     seen: set[int] = set()
     ended = threading.Event()
 
     def read() -> None:
         while not ended.is_set():
             found, tick = _found(store)
+            assert found == _expected(tick), f"tick {tick}"
             seen.add(tick)
-            if found != _expected(tick):
-                wrong.append(f"tick {tick}: {found}")
 
-    readers = [threading.Thread(target=read) for _ in range(3)]
-    for reader in readers:
-        reader.start()
-    for turn in range(120):
-        _commit(store, generation, view, turn)
-    ended.set()
-    for reader in readers:
-        reader.join()
-    assert wrong == []
-    assert len(seen) > 10
+    with beside(read, read, read):
+        try:
+            for turn in range(120):
+                _commit(store, generation, view, turn)
+                if turn % 8 == 7:
+                    until(lambda: turn + 1 in seen)  # noqa: B023
+        finally:
+            ended.set()
     assert _found(store) == (_expected(120), 120)
 
 

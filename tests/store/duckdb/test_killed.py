@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import random
 import signal
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +23,8 @@ from headrace.store.contract import Store
 from headrace.store.duckdb.backend import open_store
 
 KILLS = 12
-ANSWER_SECONDS_MAX = 60
+LOOKS_MAX = 2_000
+ANSWER_SECONDS_MAX = 120
 
 
 @contextmanager
@@ -45,19 +45,22 @@ def writer(file: Path) -> Iterator[tuple[ForkServerProcess, Connection]]:
         heard.close()
 
 
-def run_and_kill(file: Path, seconds: float) -> int:
-    """Returns the last tick the process said was durable."""
+def run_and_kill(file: Path, ticks: int, looks: int) -> int:
+    """Kills the process a while after so many ticks, as long as some looks at what it says take.
+    Returns the last tick it said was durable."""
     with writer(file) as (process, heard):
-        assert heard.poll(ANSWER_SECONDS_MAX)
-        acknowledged = int(heard.recv())
-        timer = threading.Timer(seconds, process.kill)
-        timer.start()
+        for _ in range(1 + ticks):  # first it says where it begins
+            assert heard.poll(ANSWER_SECONDS_MAX)
+            acknowledged = int(heard.recv())
+        for _ in range(looks):
+            if heard.poll(0):
+                acknowledged = heard.recv()
+        process.kill()
         try:
             while True:
                 acknowledged = heard.recv()
         except (EOFError, ConnectionResetError):
             pass
-        timer.join()
         process.join(ANSWER_SECONDS_MAX)
         assert process.exitcode == -signal.SIGKILL
         return acknowledged
@@ -71,12 +74,12 @@ def feed_of(store: Store, view: str, from_tick: int) -> Counter[Any]:
     return feed
 
 
-def test_killed_at_random_moments(tmp_path: Path) -> None:
+def test_killed_at_random_moments(tmp_path: Path, seed: int) -> None:
     file = tmp_path / "store.duckdb"
-    chance = random.Random(20)
+    chance = random.Random(seed)
     checked_tick, checked_rows = 0, {view.name: Counter[Any]() for view in views()}
     for _ in range(KILLS):
-        acknowledged = run_and_kill(file, chance.uniform(0.0, 0.4))
+        acknowledged = run_and_kill(file, chance.randrange(20), chance.randrange(LOOKS_MAX))
         store = open_store(file, StoreSettings(changes_ticks_max=50))
         try:
             tick = store.last_tick()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from decimal import Decimal
 
 import pytest
@@ -54,13 +53,11 @@ GROWING = (
 
 @pytest.mark.parametrize("sql", GROWING, ids=lambda sql: sql[:60])
 def test_sql_that_makes_much_of_little_is_refused_at_once(sold: Store, sql: str) -> None:
-    started = time.monotonic()
     with pytest.raises(QueryError) as caught:
         list(sold.query(sql).batches)
     assert caught.value.status in (400, 413)
     assert caught.value.hint
     assert "Error:" not in caught.value.message  # refused before DuckDB ran it
-    assert time.monotonic() - started < 2
 
 
 @pytest.mark.parametrize(

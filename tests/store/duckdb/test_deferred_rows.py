@@ -6,8 +6,7 @@ import shutil
 import threading
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from store_cases import Opener, sales, tick_write, view_write

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).parents[2]
-LINES_MAX = 400
 FORBIDDEN_STEMS = {"utils", "util", "helpers", "helper", "common", "base", "misc"}
 UNFINISHED = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|HA" + r"CK|NotImplemented" + r"Error)\b")
 
@@ -36,12 +35,6 @@ def _named(file: Path) -> str:
 
 def test_there_are_files() -> None:
     assert len(FILES) > 50
-
-
-def test_no_source_file_is_too_long() -> None:
-    sources = [f for f in FILES if f.suffix == ".py" and f.is_relative_to(REPOSITORY / "src")]
-    lengths = {_named(f): len(f.read_text().splitlines()) for f in sources}
-    assert {name: n for name, n in lengths.items() if n > LINES_MAX} == {}
 
 
 def test_no_file_is_named_for_nothing() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -222,6 +223,42 @@ def test_a_key_cannot_be_stored_twice(backend: Any, shop: Any) -> None:
     with pytest.raises(LogError, match="stored already"):
         writer.append(Group((shop.to(stream, 0, 1, 1),), (receipt("new"), receipt("new"))))
     assert reader.ends("transactions") == (1, 0, 0)
+
+
+def test_a_receipt_tells_where_its_stream_ended(backend: Any, shop: Any) -> None:
+    stream, other = shop.stream(), shop.stream("refunds", partitions=2)
+    writer = backend.writer([stream, other])
+
+    def stored(key: str, of: str, *batches: PartitionBatch) -> tuple[int, ...]:
+        asked = replace(receipt(key), stream=of)
+        writer.append(Group(batches, (asked,)))
+        assert writer.receipt(key.encode()).reached == writer.ends(of)
+        return writer.ends(of)
+
+    first = stored("a", "transactions", shop.to(stream, 0, 0, 3), shop.to(other, 1, 0, 9))
+    assert first == (3, 0, 0)
+    again = stored("b", "transactions", shop.to(stream, 2, 3, 4), shop.to(stream, 0, 7, 1))
+    assert again == (4, 0, 4)
+    assert stored("c", "refunds") == (0, 9)  # nothing of it was stored: what was there counts
+    writer.close()
+    writer = backend.writer([stream, other])
+    writer.append(Group((shop.to(stream, 1, 8, 5),)))
+    kept = [writer.receipt(key).reached for key in (b"a", b"b", b"c")]
+    assert kept == [(3, 0, 0), (4, 0, 4), (0, 9)]
+    assert writer.ends("transactions") == backend.reader([stream]).ends("transactions")
+
+
+def test_a_log_keeps_its_identity(backend: Any, shop: Any) -> None:
+    stream = shop.stream()
+    reader = backend.reader([stream])
+    assert reader.identity() == ""
+    writer = backend.writer([stream])
+    identity = writer.identity()
+    assert identity
+    assert reader.identity() == identity
+    writer.close()
+    more = backend.writer([stream, shop.stream("refunds")])
+    assert more.identity() == reader.identity() == identity
 
 
 def test_receipts_are_bounded_by_number(backend: Any, shop: Any) -> None:

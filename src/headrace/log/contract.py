@@ -113,7 +113,9 @@ class Receipt:
 
     `key` is unique per request (stream and idempotency key, or stream, producer, epoch and first
     sequence number); `digest` is a digest of the body as the client meant it; `answer` is the
-    response body; `ranges` are the sequence numbers now present in the log.
+    response body; `ranges` are the sequence numbers now present in the log; `stream` is the one
+    whose events the request had. `reached` is added by the log when it is appended: the ends of
+    that stream's partitions with this group, so that a retry can be told them again.
 
     One with an empty key is a note: it is not kept for retries, only its ranges count, as durably
     as those of any other (repeat_note, heard_note).
@@ -124,6 +126,8 @@ class Receipt:
     answer: bytes
     received_at_microseconds: int
     ranges: tuple[ProducerRange, ...] = ()
+    stream: str = ""
+    reached: tuple[int, ...] = ()
 
 
 def repeat_note(received_at_microseconds: int, again: ProducerRange) -> Receipt:
@@ -290,6 +294,9 @@ class LogReader(Protocol):
         """Another number whenever starts(), ends() or maxima() of any stream has moved. The
         cheapest question: asked a hundred times a second while nothing happens."""
 
+    def identity(self) -> str:
+        """What tells this log from one that takes its place; "" before a writer has made it."""
+
     def starts(self, stream: str) -> tuple[int, ...]:
         """The first offset still held, per partition."""
 
@@ -349,6 +356,12 @@ class LogReader(Protocol):
 
 class LogWriter(Protocol):
     """At most one per log, held by a lock; opening a second raises LogLockedError."""
+
+    def identity(self) -> str:
+        """As the readers' one: never empty."""
+
+    def ends(self, stream: str) -> tuple[int, ...]:
+        """As the readers' one. Cheap."""
 
     def append(self, group: Group) -> Appended:
         """Returns only when the group is durable and visible to readers. Raises LogFullError

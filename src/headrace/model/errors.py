@@ -22,6 +22,7 @@ HeadraceError
 ├── EngineError            Spark or a tick failed
 │   ├── JavaMissingError       no usable Java runtime
 │   └── ViewChangedError       a definition changed under its state
+├── CoversError            a token of what was written is damaged, or of another log
 ├── ProofError             a view cannot be proven from what the log still holds
 └── ClientError            the Python client could not do what was asked
     ├── UnreachableError       no answer within the time the caller allowed
@@ -42,6 +43,7 @@ __all__ = [
     "ChangesExpiredError",
     "ClientError",
     "ConservationError",
+    "CoversError",
     "DefinitionError",
     "DefinitionErrors",
     "EngineError",
@@ -231,6 +233,10 @@ class JavaMissingError(EngineError):
 
 class ViewChangedError(EngineError):
     code = "view-changed"
+
+
+class CoversError(HeadraceError):
+    code = "bad-covers"
 
 
 class ProofError(HeadraceError):

@@ -72,6 +72,7 @@ def test_many_events(shared_gateway: Any, make_transaction: Transaction, kind: s
         "quarantined": 0,
         "errors": [],
         "errors_truncated": False,
+        "covers": answer.headers["headrace-covers"],
     }
     stored = [row for row in shared_gateway.stored() if row["status"] == marker]
     assert sorted(row["id"] for row in stored) == sorted(event["id"] for event in events)

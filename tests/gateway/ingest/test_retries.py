@@ -39,6 +39,7 @@ def test_retries_are_recognised_across_a_restart(
     assert (first.json()["accepted"], first.json()["quarantined"]) == (20, 1)
     getattr(gateway, ending)()
     gateway.start()
+    gateway.send(numbered(200, 20, make_transaction))
     for body, headers, answer in (
         (by_key, {"idempotency-key": "k1"}, first),
         (by_sequence, producer(100), second),
@@ -47,11 +48,12 @@ def test_retries_are_recognised_across_a_restart(
         assert again.status_code == 200
         assert again.content == answer.content
         assert again.headers["headrace-retried"] == "true"
+        assert again.headers["headrace-covers"] == answer.headers["headrace-covers"]
     assert "headrace-retried" not in first.headers
-    assert len(ids(gateway)) == len(set(ids(gateway))) == 40
+    assert len(ids(gateway)) == len(set(ids(gateway))) == 60
     assert len(gateway.client.get("/v1/deadletters").json()["deadletters"]) == 1
     counts = gateway.counts()
-    assert counts == {"received": 41, "appended": 0, "retried": 41, "dead": 0}
+    assert counts == {"received": 61, "appended": 20, "retried": 41, "dead": 0}
     assert gateway.stop() == 0
 
 
@@ -74,8 +76,10 @@ def test_only_new_numbers_of_an_overlapping_range_are_stored(
     make_gateway: Callable[..., Any], make_transaction: Transaction
 ) -> None:
     gateway = make_gateway()
-    assert gateway.send(numbered(10, 10, make_transaction), headers=producer(10)).json() == {
+    answer = gateway.send(numbered(10, 10, make_transaction), headers=producer(10))
+    assert answer.json() == {
         "accepted": 10, "quarantined": 0, "errors": [], "errors_truncated": False,
+        "covers": answer.headers["headrace-covers"],
     }  # fmt: skip
     assert gateway.send(numbered(30, 5, make_transaction), headers=producer(30)).status_code == 200
     body = numbered(5, 35, make_transaction).split(b"\n")
@@ -132,7 +136,8 @@ def test_equal_keys_in_flight_at_once_are_stored_once(
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(send, range(160)))
     assert {answer.status_code for answer in answers} == {200}
-    assert len({answer.content for answer in answers}) == 1
+    by_key = [{answer.content for answer in answers[n : n + 16]} for n in range(0, 160, 16)]
+    assert [len(contents) for contents in by_key] == [1] * 10
     assert len(ids(gateway)) == 100
 
 

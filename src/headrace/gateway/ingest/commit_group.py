@@ -25,6 +25,7 @@ from headrace.gateway.ingest.requests import (
     EventsRequest,
     ProducerKey,
     answer_body,
+    with_covers,
 )
 from headrace.http.problems import Response
 from headrace.log.contract import (
@@ -40,6 +41,7 @@ from headrace.log.contract import (
     repeat_note,
     stored_schema,
 )
+from headrace.model.covers import Covers, Ends
 from headrace.model.definitions import Stream
 from headrace.model.errors import RequestError
 
@@ -59,7 +61,8 @@ class MeasuredSkews(NamedTuple):
 
 @dataclass(slots=True)
 class Draft:
-    """A group ready to be appended. `fresh` outcomes hold only if the append succeeds; `settled`
+    """A group ready to be appended. `fresh` outcomes hold only if the append succeeds, and say
+    nothing yet of what they cover, which `GroupBuilder.covered` adds then; `settled`
     ones (refusals, and retries of what is durable already) hold in any case. By stream: how many
     records were `retried` of what is in this group or, in part, before it, were `retried_before`
     as a whole request, and were `refused`."""
@@ -110,6 +113,25 @@ class GroupBuilder:
             making.refused,
             making.skews,
         )
+
+    def covered(self, fresh: list[Outcome]) -> list[Outcome]:
+        """The outcomes of a group that is durable, each with what it covers: all that its stream
+        holds now, which is what the group's receipts say. So it does not matter which of a
+        request's events were stored, or were there before."""
+        tokens: dict[str, str] = {}
+        outcomes: list[Outcome] = []
+        for request, outcome in fresh:
+            if not isinstance(outcome, RequestError):
+                token = tokens.get(request.stream)
+                if token is None:
+                    token = self._token(request.stream, self._writer.ends(request.stream))
+                    tokens[request.stream] = token
+                outcome = with_covers(outcome, token)
+            outcomes.append((request, outcome))
+        return outcomes
+
+    def _token(self, stream: str, ends: Ends) -> str:
+        return Covers(self._writer.identity(), {stream: ends}).text()
 
     def _add_stream(self, rows: StreamRows, making: _Making) -> None:
         stream = rows.stream
@@ -163,7 +185,7 @@ class GroupBuilder:
         body = answer_body(accepted, [(r.position, r.reason) for r in rejected], retried)
         received = request.received_at_microseconds
         if key is not None:
-            receipt = Receipt(key, entry.digest, body, received, ranges)
+            receipt = Receipt(key, entry.digest, body, received, ranges, stream.name)
             making.by_key[key] = receipt
             making.receipts.append(receipt)
         making.dead.extend(
@@ -202,8 +224,13 @@ class GroupBuilder:
         if isinstance(line, ProducerKey) and entry.count:
             again = _numbers(stream, line, entry.count)
             making.receipts.append(repeat_note(entry.request.received_at_microseconds, again))
-        outcomes = making.fresh if in_group else making.settled
-        outcomes.append((entry.request, (200, RETRIED_HEADERS, first.answer)))
+        response: Response = (200, RETRIED_HEADERS, first.answer)
+        if in_group:
+            making.fresh.append((entry.request, response))
+        else:
+            # A receipt that an older version wrote does not say what was reached.
+            token = self._token(stream.name, first.reached or self._writer.ends(stream.name))
+            making.settled.append((entry.request, with_covers(response, token)))
 
     def _present(self, wanted: ProducerRange, making: _Making) -> npt.NDArray[np.bool_]:
         present = np.zeros(wanted.count, dtype=np.bool_)

@@ -262,7 +262,7 @@ class Committer:
         draft = self._builder.build(all_rows)
         refusal = self._append_draft(all_rows, draft)
         if refusal is None:
-            return draft.fresh + draft.settled
+            return self._builder.covered(draft.fresh) + draft.settled
         entries = [(rows, entry) for rows in all_rows for entry in rows.entries]
         if len(entries) == 1 or refusal.code == "log-failed":
             fresh: list[Outcome] = [(request, refusal) for request, _ in draft.fresh]

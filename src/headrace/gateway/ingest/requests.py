@@ -22,6 +22,7 @@ __all__ = [
     "answer_body",
     "read_retry_key",
     "read_sent_at",
+    "with_covers",
 ]
 
 IDEMPOTENCY_KEY_CHARACTERS_MAX = 255
@@ -184,3 +185,10 @@ def answer_body(accepted: int, rejected: list[tuple[int, str]], retried: int = 0
     if retried:
         answer["retried"] = retried
     return msgspec.json.encode(answer)
+
+
+def with_covers(response: Response, token: str) -> Response:
+    """The answer to a request that is stored, with the token that covers its events."""
+    status, headers, body = response
+    covered = b'%s,"covers":"%s"}' % (body[:-1], token.encode())
+    return status, [*headers, ("headrace-covers", token)], covered

@@ -97,7 +97,11 @@ def _event_paths() -> Json:
         "Headrace-Retried": {
             "schema": {"type": "string", "const": "true"},
             "description": "The first answer to this request, given again.",
-        }
+        },
+        "Headrace-Covers": {
+            "schema": {"type": "string"},
+            "description": "The token that covers these events, as in the body.",
+        },
     }
     return {
         "/v1/events": {

@@ -72,6 +72,7 @@ def openapi_schemas() -> Json:
                 "errors": {"type": "array", "items": error, "maxItems": ERRORS_LISTED_MAX},
                 "errors_truncated": {"type": "boolean"},
                 "retried": number,
+                "covers": text,
             },
             "retried",
         ),

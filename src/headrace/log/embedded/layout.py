@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,8 +53,11 @@ class StreamLayout:
 
 @dataclass(frozen=True)
 class Layout:
+    """`identity` is given once, to a log that is new or has none yet."""
+
     number: int = 0
     streams: tuple[StreamLayout, ...] = ()
+    identity: str = ""
 
     @property
     def slot_count(self) -> int:
@@ -78,12 +82,15 @@ class Layout:
                 _check_change(old, stream, schema)
                 known[known.index(old)] = replace(old, schema=schema)
         streams_now = tuple(known)
-        return self if streams_now == self.streams else Layout(self.number + 1, streams_now)
+        if streams_now == self.streams and self.identity:
+            return self
+        return Layout(self.number + 1, streams_now, self.identity or secrets.token_urlsafe(6))
 
     def write(self, directory: Path) -> None:
         document = {
             "format": _FORMAT,
             "number": self.number,
+            "identity": self.identity,
             "streams": [
                 {
                     "name": s.name,
@@ -124,6 +131,7 @@ def read_layout(directory: Path) -> Layout:
             )
             for s in document["streams"]
         ),
+        document.get("identity", ""),
     )
 
 

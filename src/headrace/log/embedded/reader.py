@@ -50,6 +50,9 @@ class EmbeddedReader:
     def version(self) -> int:
         return self._files.ends.version
 
+    def identity(self) -> str:
+        return self._files.layout().identity
+
     def starts(self, stream: str) -> tuple[int, ...]:
         return tuple(start for start, _, _ in self._bounds(stream))
 

@@ -27,11 +27,20 @@ class _Range(msgspec.Struct, array_like=True, frozen=True):
     mark: str = ""
 
 
+class _Receipt(msgspec.Struct, array_like=True, frozen=True):
+    key: bytes
+    digest: bytes
+    answer: bytes
+    received: int
+    ranges: tuple[_Range, ...]
+    reached: tuple[int, ...] = ()
+
+
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(tuple[bytes, bytes, bytes, int, tuple[_Range, ...]])
+_decoder = msgspec.msgpack.Decoder(_Receipt)
 
 
-def encode_receipt(receipt: Receipt) -> bytes:
+def encode_receipt(receipt: Receipt, reached: tuple[int, ...]) -> bytes:
     ranges = [
         (
             r.stream,
@@ -46,14 +55,21 @@ def encode_receipt(receipt: Receipt) -> bytes:
         for r in receipt.ranges
     ]
     return _encoder.encode(
-        (receipt.key, receipt.digest, receipt.answer, receipt.received_at_microseconds, ranges)
+        (
+            receipt.key,
+            receipt.digest,
+            receipt.answer,
+            receipt.received_at_microseconds,
+            ranges,
+            reached,
+        )
     )
 
 
 def decode_receipt(encoded: bytes) -> Receipt:
-    key, digest, answer, received, ranges = _decoder.decode(encoded)
-    found = (msgspec.structs.astuple(item) for item in ranges)
-    return Receipt(key, digest, answer, received, tuple(ProducerRange(*item) for item in found))
+    item = _decoder.decode(encoded)
+    ranges = tuple(ProducerRange(*msgspec.structs.astuple(found)) for found in item.ranges)
+    return Receipt(item.key, item.digest, item.answer, item.received, ranges, reached=item.reached)
 
 
 class Receipts:

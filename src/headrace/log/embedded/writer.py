@@ -87,6 +87,14 @@ class EmbeddedWriter:
         )
         self._lock = lock
 
+    def identity(self) -> str:
+        return self._commits.layout.identity
+
+    def ends(self, stream: str) -> tuple[int, ...]:
+        known = self._known(stream, 0)
+        slots = range(known.slot, known.slot + known.partitions)
+        return tuple(self._commits.partitions[slot].end for slot in slots)
+
     def append(self, group: Group) -> Appended:
         """Stored whole or not at all:
 
@@ -116,7 +124,10 @@ class EmbeddedWriter:
             frames += self._advance_frames(group.advances, reached, raised)
             frames += self._letter_frames(group.dead)
             receipts = [*group.receipts, *self._commits.producers.holders.note(raised)]
-            encoded = [(r.key, r.received_at_microseconds, encode_receipt(r)) for r in receipts]
+            encoded = [
+                (r.key, r.received_at_microseconds, encode_receipt(r, self._reached(r, reached)))
+                for r in receipts
+            ]
             first = self._letters.end
             if frames or encoded:
                 # 3.
@@ -321,6 +332,13 @@ class EmbeddedWriter:
                 reached[slot] = (end, maxima[1])
                 raised[advance.stream, advance.partition] = (maxima[1], advance.producer)
         return frames
+
+    def _reached(self, receipt: Receipt, reached: dict[int, tuple[int, int]]) -> tuple[int, ...]:
+        if not receipt.key or not receipt.stream:
+            return ()
+        slot = self._known(receipt.stream, 0).slot
+        before = self.ends(receipt.stream)
+        return tuple(reached.get(slot + p, (end, 0))[0] for p, end in enumerate(before))
 
     def _known(self, stream: str, partition: int) -> StreamLayout:
         known = self._layouts.get(stream.lower())

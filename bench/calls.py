@@ -10,9 +10,10 @@ from urllib.parse import quote
 from bench.oracle import Rows, rows_of
 from bench.shop import STREAM, TOTALS, VIEWS
 
-__all__ = ["Caller"]
+__all__ = ["TOTALS_PATH", "Caller", "events_in"]
 
 PAGE_ROWS = 1_000
+TOTALS_PATH = f"/v1/views/{TOTALS}?limit={PAGE_ROWS}"
 ANSWER_SECONDS_MAX = 60
 
 
@@ -48,10 +49,14 @@ class Caller:
 
     def events_in_views(self) -> int:
         """How many events the view of totals has taken in; -1 while it cannot be read."""
-        status, said = self.get(f"/v1/views/{TOTALS}?limit={PAGE_ROWS}")
-        if status != 200:
-            return -1
-        return sum(int(row["events"]) for row in said["rows"])
+        status, said = self.get(TOTALS_PATH)
+        return events_in(said) if status == 200 else -1
+
+    def events_read(self) -> dict[str, int]:
+        """How many events of its stream each view has read; none while that cannot be told."""
+        status, said = self.get("/v1/ledger")
+        views = said.get("views", {}) if status == 200 else {}
+        return {name: int(sums["read"]) for name, sums in views.items()}
 
     def views(self) -> dict[str, Rows]:
         """All rows of all views, page by page."""
@@ -68,3 +73,8 @@ class Caller:
             rows += said["rows"]
             cursor = said["next_cursor"]
         return rows
+
+
+def events_in(totals: Any) -> int:
+    """How many events an answer with the rows of the view of totals counts."""
+    return sum(int(row["events"]) for row in totals["rows"])

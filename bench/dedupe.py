@@ -25,6 +25,7 @@ from bench.events import CHUNK_EVENTS, Workload, tables
 from bench.oracle import Rows, check_views, expected
 from bench.preload import preload
 from bench.results import Figure
+from bench.run import Run
 from bench.shop import write_project
 
 __all__ = ["dedupe"]
@@ -84,9 +85,9 @@ def _written(file: Path, batches: Iterator[pa.RecordBatch]) -> Path:
     return file
 
 
-def dedupe(work: Path, quick: bool) -> Iterator[Figure]:
-    chunks, rounds = (3, 1) if quick else (30, 3)
-    warm_up = _prepare(work, "warm-up", WARM_UP, CHUNK_EVENTS if quick else 10 * CHUNK_EVENTS)
+def dedupe(work: Path, run: Run) -> Iterator[Figure]:
+    chunks, rounds = (3, 1) if run.quick else (30, 3)
+    warm_up = _prepare(work, "warm-up", WARM_UP, CHUNK_EVENTS if run.quick else 10 * CHUNK_EVENTS)
     logs = _prepare(work, "dedupe", WORKLOAD, chunks * CHUNK_EVENTS)
     taken: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     for number in range(rounds):

@@ -23,6 +23,7 @@ from bench.events import CHUNK_EVENTS, Workload, tables
 from bench.oracle import Rows, check_views, expected, write_parquet
 from bench.preload import preload
 from bench.results import Figure
+from bench.run import Run
 from bench.shop import write_project
 
 __all__ = ["drain"]
@@ -50,10 +51,10 @@ def _prepare(work: Path, name: str, workload: Workload, count: int) -> _Events:
     return _Events(count, project, parquet, files)
 
 
-def drain(work: Path, quick: bool) -> Iterator[Figure]:
-    chunks, rounds = (3, 1) if quick else (50, 3)
+def drain(work: Path, run: Run) -> Iterator[Figure]:
+    chunks, rounds = (3, 1) if run.quick else (50, 3)
     count = chunks * CHUNK_EVENTS
-    warm_up = _prepare(work, "warm-up", WARM_UP, CHUNK_EVENTS if quick else 10 * CHUNK_EVENTS)
+    warm_up = _prepare(work, "warm-up", WARM_UP, CHUNK_EVENTS if run.quick else 10 * CHUNK_EVENTS)
     events = _prepare(work, "drain", WORKLOAD, count)
     wanted = expected(events.files)
     taken: dict[str, list[Mapping[str, float]]] = {name: [] for name in CONTENDERS}
@@ -65,7 +66,7 @@ def drain(work: Path, quick: bool) -> Iterator[Figure]:
             check_views(wanted, found)
             taken[name].append(said)
             shutil.rmtree(place)
-    rates = [count / run["seconds"] for run in taken["headrace"]]
+    rates = [count / one["seconds"] for one in taken["headrace"]]
     yield _figure("drain", count, rates, {"headrace": taken["headrace"]})
     for name, contender in (("drain_ratio", "by_hand"), ("drain_ratio_tuned", "tuned")):
         pairs = zip(taken["headrace"], taken[contender], strict=True)

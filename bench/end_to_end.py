@@ -12,6 +12,7 @@ from bench.load import Load, LoadResult, LoadSpec
 from bench.oracle import check_views, expected, write_parquet
 from bench.processes import MemoryWatch, Running, StartFailed, cpu_seconds, started, wait_until
 from bench.results import Figure
+from bench.run import Run
 from bench.shop import write_project
 
 __all__ = ["check_running", "end_to_end", "wait_for_engine", "wait_for_events"]
@@ -25,14 +26,14 @@ WARM_UP_EVENTS = 5 * CHUNK_EVENTS
 GROWTH_MEBIBYTES_PER_MINUTE_MAX = 30.0  # of the second half of the run; below it counts as flat
 
 
-def end_to_end(work: Path, quick: bool) -> Iterator[Figure]:
+def end_to_end(work: Path, run: Run) -> Iterator[Figure]:
     """The rate counts every event until the last is in the views, the time the engine still needs
     after the last acknowledgement included."""
-    seconds = 10.0 if quick else 60.0
+    seconds = 10.0 if run.quick else 60.0
     workload = Workload(seed=5, rate=300_000)
     project = work / "end-to-end"
     write_project(project)
-    with started(project) as running, Caller(running.port) as caller:
+    with started(project, run.checkout) as running, Caller(running.port) as caller:
         wait_for_engine(running, caller)
         _warm_up(running, caller)
         spec = LoadSpec(
@@ -59,9 +60,9 @@ def end_to_end(work: Path, quick: bool) -> Iterator[Figure]:
         "memory",
         memory.mebibytes_max,
         {
+            **memory.details,
             "flat": memory.mebibytes_per_minute() <= GROWTH_MEBIBYTES_PER_MINUTE_MAX,
             "growth_mib_per_minute": memory.mebibytes_per_minute(),
-            "mapped_files_mib": max(s.mapped for s in memory.samples) / 1024 / 1024,
             "seconds": memory.samples[-1].at - memory.samples[0].at,
         },
     )
@@ -101,7 +102,7 @@ def wait_for_engine(running: Running, caller: Caller) -> None:
     def is_ready() -> bool:
         if running.process.poll() is not None:
             raise StartFailed(f"it ended while starting:\n{running.tail()}")
-        return caller.get("/readyz")[0] == 200 and caller.events_in_views() >= 0
+        return caller.get("/readyz")[0] == 200
 
     try:
         wait_until(is_ready, READY_SECONDS_MAX, "the engine", gap=0.1)

@@ -1,27 +1,35 @@
-"""The shop's events by the million: as columns, and as the bodies a client would send.
+"""Events by the million: as columns, and as the bodies a client would send.
 
 Everything is drawn from the workload's seed and the chunk's number, so that the load generator and
-the oracle make the very same events in different processes, and no file goes between them.
+the oracle make the very same events in different processes, and no file goes between them. The
+shop's events are made here; bench/bids.py and bench/readings.py make others in the same way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from bench.shop import STREAM
+
 __all__ = [
     "CHUNK_EVENTS",
     "SCHEMA",
+    "START_MICROSECONDS",
     "USERS",
     "Bodies",
+    "Events",
     "Workload",
     "bodies",
-    "columns",
+    "delays",
     "encoded",
+    "mixed",
     "tables",
 ]
 
@@ -49,23 +57,50 @@ SCHEMA = pa.schema(
 )
 
 
+class Events(Protocol):
+    """What makes events. The request bodies go to the streams by turns."""
+
+    @property
+    def streams(self) -> tuple[str, ...]: ...
+
+    def columns(self, chunk: int) -> pa.RecordBatch:
+        """Chunk number `chunk` as the log, Parquet and the oracle have it."""
+
+
 @dataclass(frozen=True)
 class Workload:
-    """`rate` is how many events share one second of event time, whatever the clock does."""
+    """The shop's events. `rate` is how many events share one second of event time, whatever the
+    clock does."""
 
     seed: int
     rate: int
 
+    @property
+    def streams(self) -> tuple[str, ...]:
+        return (STREAM,)
 
-@dataclass(frozen=True)
-class _Drawn:
-    """A chunk before it takes a form: indexes into the value tables above, and times."""
-
-    first: int
-    user: np.ndarray
-    currency: np.ndarray
-    status: np.ndarray
-    created_at: np.ndarray
+    def columns(self, chunk: int) -> pa.RecordBatch:
+        random = np.random.default_rng([self.seed, chunk])
+        first = chunk * CHUNK_EVENTS
+        numbers = np.arange(first, first + CHUNK_EVENTS, dtype=np.int64)
+        behind = delays(random)
+        # Nothing lies before the start: the first events' delays end there.
+        at = np.maximum(numbers * 1_000_000 // self.rate - behind, 0) + START_MICROSECONDS
+        user = pa.array(random.integers(0, len(USERS), CHUNK_EVENTS))
+        currency = random.integers(0, len(_CURRENCIES), CHUNK_EVENTS)
+        status = np.searchsorted(np.cumsum(_STATUS_SHARES)[:-1], random.random(CHUNK_EVENTS))
+        amounts = pa.array([Decimal(amount) for amount in _AMOUNTS], pa.decimal128(18, 2))
+        return pa.RecordBatch.from_arrays(
+            [
+                mixed(first),
+                pa.array(USERS).take(user),
+                amounts.take(user),
+                pa.array(_CURRENCIES).take(pa.array(currency)),
+                pa.array(_STATUSES).take(pa.array(status)),
+                pa.array(at, pa.timestamp("us", "UTC")),
+            ],
+            schema=SCHEMA,
+        )
 
 
 @dataclass(frozen=True)
@@ -83,104 +118,60 @@ class Bodies:
         return self.buffer[self.bounds[index] : self.bounds[index + 1]]
 
 
-def columns(workload: Workload, chunk: int) -> pa.RecordBatch:
-    """Chunk number `chunk` as the log, Parquet and the oracle have it."""
-    return _typed(_draw(workload, chunk))
+def encoded(workload: Events, chunk: int) -> pa.StringArray:
+    """The same chunk as NDJSON, one line per event with its newline. Decimals are text, so that no
+    binary fraction comes near them. Texts must need no escaping."""
+    batch = workload.columns(chunk)
+    parts: list[pa.StringArray | str] = []
+    for place, (field, column) in enumerate(zip(batch.schema, batch.columns, strict=True)):
+        mark = "" if pa.types.is_integer(field.type) else '"'
+        parts += [f'{"," if place else "{"}"{field.name}":{mark}', _texts(column), mark]
+    joined: pa.StringArray = pc.binary_join_element_wise(*parts, "}\n", "")
+    return joined
 
 
-def encoded(workload: Workload, chunk: int) -> pa.StringArray:
-    """The same chunk as NDJSON, one line per event with its newline. Amounts are text, so that no
-    binary fraction comes near them."""
-    return _lines(_draw(workload, chunk))
+def _texts(column: pa.Array) -> pa.StringArray:
+    if pa.types.is_timestamp(column.type):
+        return _timestamps(column.cast(pa.int64()).to_numpy())
+    return column.cast(pa.string())
 
 
-def tables(workload: Workload, events: int) -> Iterator[pa.RecordBatch]:
+def tables(workload: Events, events: int) -> Iterator[pa.RecordBatch]:
     """The workload's first `events` events, chunk by chunk."""
     for chunk in range(-(-events // CHUNK_EVENTS)):
-        yield columns(workload, chunk).slice(0, min(CHUNK_EVENTS, events - chunk * CHUNK_EVENTS))
+        rows = min(CHUNK_EVENTS, events - chunk * CHUNK_EVENTS)
+        yield workload.columns(chunk).slice(0, rows)
 
 
-def bodies(workload: Workload, events: int, size: int) -> Iterator[Bodies]:
-    """The workload's first `events` events as bodies of `size` lines. Both must divide: a chunk
-    into bodies, the events into chunks."""
-    if CHUNK_EVENTS % size or events % CHUNK_EVENTS:
+def bodies(workload: Events, events: int, size: int, first: int = 0) -> Iterator[Bodies]:
+    """The workload's events from number `first` up to `events` as bodies of `size` lines. Both
+    must divide: a chunk into bodies, the events into chunks."""
+    if CHUNK_EVENTS % size or events % CHUNK_EVENTS or first % CHUNK_EVENTS:
         raise ValueError(f"{events} events in chunks of {CHUNK_EVENTS} and bodies of {size}")
-    for chunk in range(events // CHUNK_EVENTS):
+    for chunk in range(first // CHUNK_EVENTS, events // CHUNK_EVENTS):
         lines = encoded(workload, chunk)
         offsets = np.frombuffer(lines.buffers()[1], np.int32, CHUNK_EVENTS + 1)
         bounds = tuple(int(offset) for offset in offsets[::size])
         yield Bodies(size, memoryview(lines.buffers()[2]), bounds)
 
 
-def _draw(workload: Workload, chunk: int) -> _Drawn:
-    random = np.random.default_rng([workload.seed, chunk])
-    first = chunk * CHUNK_EVENTS
-    numbers = np.arange(first, first + CHUNK_EVENTS, dtype=np.int64)
-    delays = _delays(random)[random.integers(0, _DELAYS_DRAWN, CHUNK_EVENTS)]
-    # Nothing lies before the start: the first events' delays end there.
-    created_at = np.maximum(numbers * 1_000_000 // workload.rate - delays, 0) + START_MICROSECONDS
-    return _Drawn(
-        first=first,
-        user=random.integers(0, len(USERS), CHUNK_EVENTS),
-        currency=random.integers(0, len(_CURRENCIES), CHUNK_EVENTS),
-        status=np.searchsorted(np.cumsum(_STATUS_SHARES)[:-1], random.random(CHUNK_EVENTS)),
-        created_at=created_at,
-    )
-
-
-def _delays(random: np.random.Generator) -> np.ndarray:
-    """In microseconds, to be drawn from."""
+def delays(random: np.random.Generator) -> np.ndarray:
+    """By how many microseconds each event of a chunk comes after its time."""
     shares = np.array([share for share, _, _ in _DELAYS])
     kind = np.searchsorted(np.cumsum(shares)[:-1], random.random(_DELAYS_DRAWN))
     least = np.array([least for _, least, _ in _DELAYS])[kind]
     most = np.array([most for _, _, most in _DELAYS])[kind]
-    return (random.uniform(least, most) * 1_000_000).astype(np.int64)
+    drawn = (random.uniform(least, most) * 1_000_000).astype(np.int64)
+    return drawn[random.integers(0, _DELAYS_DRAWN, CHUNK_EVENTS)]
 
 
-def _typed(drawn: _Drawn) -> pa.RecordBatch:
-    cents = pa.array([amount * 100 for amount in _AMOUNTS], pa.int64())
-    exact = pc.divide(cents.cast(pa.decimal128(19, 0)), pa.scalar(100, pa.decimal128(3, 0)))
-    amounts = exact.cast(pa.decimal128(18, 2))
-    return pa.RecordBatch.from_arrays(
-        [
-            _ids(drawn.first),
-            pa.array(USERS).take(pa.array(drawn.user)),
-            amounts.take(pa.array(drawn.user)),
-            pa.array(_CURRENCIES).take(pa.array(drawn.currency)),
-            pa.array(_STATUSES).take(pa.array(drawn.status)),
-            pa.array(drawn.created_at, pa.timestamp("us", "UTC")),
-        ],
-        schema=SCHEMA,
-    )
-
-
-def _lines(drawn: _Drawn) -> pa.StringArray:
-    texts = pa.array([f"{amount}.00" for amount in _AMOUNTS])
-    joined: pa.StringArray = pc.binary_join_element_wise(
-        '{"id":"',
-        _ids(drawn.first),
-        '","user_id":"',
-        pa.array(USERS).take(pa.array(drawn.user)),
-        '","amount":"',
-        texts.take(pa.array(drawn.user)),
-        '","currency":"',
-        pa.array(_CURRENCIES).take(pa.array(drawn.currency)),
-        '","status":"',
-        pa.array(_STATUSES).take(pa.array(drawn.status)),
-        '","created_at":"',
-        _timestamps(drawn.created_at),
-        '"}\n',
-        "",
-    )
-    return joined
-
-
-def _ids(first: int) -> pa.StringArray:
-    """Sixteen hexadecimal digits, well mixed: neighbours do not resemble each other."""
+def mixed(first: int) -> pa.StringArray:
+    """A chunk's identifiers, sixteen hexadecimal digits each: neighbours do not resemble each
+    other."""
     numbers = np.arange(first, first + CHUNK_EVENTS, dtype=np.uint64)
-    mixed = numbers * np.uint64(0x9E3779B97F4A7C15)  # odd, so no two numbers give the same
+    spread = numbers * np.uint64(0x9E3779B97F4A7C15)  # odd, so no two numbers give the same
     shifts = np.arange(60, -4, -4, dtype=np.uint64)
-    digits = (mixed[:, None] >> shifts) & np.uint64(15)
+    digits = (spread[:, None] >> shifts) & np.uint64(15)
     return _fixed_width(np.frombuffer(b"0123456789abcdef", np.uint8)[digits])
 
 

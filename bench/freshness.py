@@ -1,98 +1,66 @@
 """Freshness: how long after its acknowledgement an event is visible in a query.
 
-Requests fall due a hundred times a second whatever the system does (open loop). A reader polls the
-view of totals, which counts all events. A request counts as visible when a query's answer, at the
-moment it has arrived, counts at least all events that had been *sent* when the request was
-acknowledged: requests under way are waited for too, so the figure can only be too high.
+Requests fall due a hundred times a second whatever the system does (open loop). A probe, which is
+the only reader, asks fifty times a second for the view of totals, which counts all events. A
+request counts as visible when a query's answer, at the moment it has arrived, counts at least all
+events that had been *sent* when the request was acknowledged: requests under way are waited for
+too, so the figure can only be too high.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from bench.calls import Caller
+from bench.calls import TOTALS_PATH, Caller, events_in
 from bench.end_to_end import check_running, wait_for_engine, wait_for_events
 from bench.events import CHUNK_EVENTS, Workload
-from bench.load import Acknowledged, Load, LoadResult, LoadSpec
-from bench.oracle import Difference
+from bench.load import Load, LoadResult, LoadSpec
+from bench.probe import Probe, visible_after
 from bench.processes import cpu_seconds, started
 from bench.results import Figure
-from bench.shop import TOTALS, write_project
+from bench.run import Run
+from bench.shop import write_project
 
-__all__ = ["freshness", "visible_after"]
+__all__ = ["RATES", "figures_of", "freshness"]
 
 RATES = {"1k": 1_000, "10k": 10_000, "50k": 50_000}
 REQUESTS_PER_SECOND = 100
 CONNECTIONS = 4
-POLL_GAP_SECONDS = 0.01
 SETTLE_SECONDS = 3.0  # at the start, left out: the JVM still compiles
-FIGURES = {"1k": ("p50", "p99"), "10k": ("p50", "p99"), "50k": ("p99",)}
+PERCENTILES = {"1k": (50, 99), "10k": (50, 99), "50k": (99,)}
 _WARM_UP = Workload(seed=6, rate=10_000)
 
 
-class _Poller(threading.Thread):
-    """Notes when which number of events was first seen in an answer."""
-
-    def __init__(self, port: int) -> None:
-        super().__init__(name="poller", daemon=True)
-        self._port = port
-        self._ended = threading.Event()
-        self.seen: list[tuple[int, float]] = []
-        self.polls = 0
-        self.went_backwards = False
-
-    def run(self) -> None:
-        with Caller(self._port) as caller:
-            while not self._ended.wait(POLL_GAP_SECONDS):
-                events = caller.events_in_views()
-                self.polls += 1
-                last = self.seen[-1][0] if self.seen else -1
-                if events > last:
-                    self.seen.append((events, time.monotonic()))
-                self.went_backwards |= 0 <= events < last
-
-    def stop(self) -> None:
-        self._ended.set()
-        self.join()
+def figures_of(label: str) -> tuple[str, ...]:
+    found = tuple(f"freshness_p{percentile}_{label}" for percentile in PERCENTILES[label])
+    return (*found, "cpu_10k") if label == "10k" else found
 
 
-def freshness(work: Path, quick: bool) -> Iterator[Figure]:
-    """All rates one after the other on one running project."""
-    seconds = 5.0 if quick else 25.0
+def freshness(label: str, work: Path, run: Run) -> Iterator[Figure]:
+    """One rate, on a project of its own."""
+    seconds = 5.0 if run.quick else 25.0
+    rate = RATES[label]
     project = work / "freshness"
     write_project(project)
-    sent: dict[Workload, int] = {}
-    found: list[Figure] = []
-    with started(project) as running, Caller(running.port) as caller:
+    with started(project, run.checkout) as running, Caller(running.port) as caller:
         wait_for_engine(running, caller)
-        spec = _spec(running.port, _WARM_UP, 10_000, 10.0)
-        with Load(spec) as load:
-            sent[_WARM_UP] = load.run().events
-        for label, rate in RATES.items():
-            workload = Workload(seed=rate, rate=rate)
-            before = sum(sent.values())
-            wait_for_events(caller, before)
-            poller = _Poller(running.port)
-            with Load(_spec(running.port, workload, rate, seconds + SETTLE_SECONDS)) as load:
-                poller.start()
-                cpu_before = cpu_seconds(running.tree())
-                result = load.run()
-                cpu = cpu_seconds(running.tree()) - cpu_before
-            sent[workload] = result.events
-            wait_for_events(caller, before + result.events)
-            time.sleep(2 * POLL_GAP_SECONDS)
-            poller.stop()
-            if poller.went_backwards:
-                raise Difference(f"{TOTALS}: a query counted fewer events than one before it")
-            found += _figures(label, before, result, poller, cpu)
-        check_running(caller, work, sent)
-    yield from found
+        with Load(_spec(running.port, _WARM_UP, 10_000, 10.0)) as load:
+            before = load.run().events
+        wait_for_events(caller, before)
+        workload = Workload(seed=rate, rate=rate)
+        with (
+            Load(_spec(running.port, workload, rate, seconds + SETTLE_SECONDS)) as load,
+            Probe(running.port, [TOTALS_PATH], events_in) as probe,
+        ):
+            cpu_before = cpu_seconds(running.tree())
+            result = load.run()
+            cpu = cpu_seconds(running.tree()) - cpu_before
+            probe.wait_for(before + result.events)
+        check_running(caller, work, {_WARM_UP: before, workload: result.events})
+    yield from _figures(label, before, result, probe, cpu)
 
 
 def _spec(port: int, workload: Workload, rate: int, seconds: float) -> LoadSpec:
@@ -108,10 +76,10 @@ def _spec(port: int, workload: Workload, rate: int, seconds: float) -> LoadSpec:
 
 
 def _figures(
-    label: str, before: int, result: LoadResult, poller: _Poller, cpu: float
+    label: str, before: int, result: LoadResult, probe: Probe, cpu: float
 ) -> Iterator[Figure]:
     settled = [a for a in result.acknowledged if a.due >= result.began + SETTLE_SECONDS]
-    waits = np.array(visible_after(settled, before, poller.seen)) * 1_000
+    waits = np.array(visible_after(settled, before, probe.seen)) * 1_000
     acknowledging = np.array([a.at - a.due for a in settled]) * 1_000
     seconds = result.ended - result.began
     details = {
@@ -119,26 +87,13 @@ def _figures(
         "max_ms": float(waits.max()),
         "due_to_ack_p99_ms": float(np.percentile(acknowledging, 99)),
         "due_to_visible_p99_ms": float(np.percentile(acknowledging + waits, 99)),
-        "polls_per_s": poller.polls / seconds,
+        "reads_per_s": probe.reads / seconds,
         "requests": len(settled),
         "headrace_cores": cpu / seconds,
+        "generator_core": result.core,
     }
-    for percentile in FIGURES[label]:
-        value = float(np.percentile(waits, int(percentile[1:])))
-        yield Figure(f"freshness_{percentile}_{label}", value, details)
-
-
-def visible_after(
-    acknowledged: Sequence[Acknowledged], before: int, seen: Sequence[tuple[int, float]]
-) -> list[float]:
-    """Seconds from each acknowledgement to the first answer that counts everything sent by then;
-    0 when an answer had shown it already."""
-    counts = [count for count, _ in seen]
-    times = [at for _, at in seen]
-    waits = []
-    for each in acknowledged:
-        position = bisect_left(counts, before + each.begun)
-        if position == len(counts):
-            raise ValueError(f"{before + each.begun} events were never seen in the views")
-        waits.append(max(0.0, times[position] - each.at))
-    return waits
+    for percentile in PERCENTILES[label]:
+        value = float(np.percentile(waits, percentile))
+        yield Figure(f"freshness_p{percentile}_{label}", value, details)
+    if label == "10k":
+        yield Figure("cpu_10k", cpu / seconds, {"reads_per_s": probe.reads / seconds})

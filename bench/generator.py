@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import gc
 import json
+import pickle
 import select
 import socket
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from bench.events import Bodies, Workload, bodies
+from bench.events import Bodies, bodies
 from bench.load import LoadSpec
-from bench.shop import STREAM
 
 __all__ = ["answered", "main"]
 
@@ -39,6 +38,7 @@ class _Connection:
     pending: list[memoryview] = field(default_factory=list)
     received: bytearray = field(default_factory=bytearray)
     due: float = 0.0
+    stream: str = ""
 
 
 def answered(data: bytes, size: int) -> bool:
@@ -69,7 +69,10 @@ class Generator:
         self._next = 0
         self._acked = 0
         self._known: set[bytes] = set()
-        self._headers: dict[int, bytes] = {}
+        self._streams = spec.workload.streams
+        self._skipped = spec.first // spec.size  # bodies: the streams' turns go on where they were
+        self._begun: Counter[str] = Counter()
+        self._headers: dict[tuple[str, int], bytes] = {}
         self._epoll = select.epoll()
         self._connections: dict[int, _Connection] = {}
         for _ in range(spec.connections):
@@ -79,7 +82,7 @@ class Generator:
             self._connections[opened.fileno()] = _Connection(opened)
             self._epoll.register(opened.fileno(), select.EPOLLIN)
         self.latencies: list[float] = []
-        self.acknowledged: list[tuple[float, float, int]] = []
+        self.acknowledged: list[tuple[float, float, int, str]] = []
         self.measured_from = self.began = self.ended = 0.0
         self.events_before = 0
 
@@ -125,27 +128,31 @@ class Generator:
             for connection in self._wait(timeout, may_be_none=is_waiting_for_time):
                 self.ended = clock()
                 self.latencies.append(self.ended - connection.due)
-                begun = self._next * self._spec.size
-                self.acknowledged.append((connection.due, self.ended, begun))
+                begun = self._begun[connection.stream]
+                self.acknowledged.append((connection.due, self.ended, begun, connection.stream))
                 free.append(connection)
 
     def _send(self, connection: _Connection, due: float) -> None:
         chunk, number = divmod(self._next, self._per_chunk)
-        self._next += 1
         body = self._prepared[chunk][number]
-        header = self._headers.get(len(body)) or self._header(len(body))
         connection.due = due
+        connection.stream = stream = self._streams[
+            (self._skipped + self._next) % len(self._streams)
+        ]
+        header = self._headers.get((stream, len(body))) or self._header(stream, len(body))
+        self._next += 1
+        self._begun[stream] += self._spec.size
         sent = connection.socket.sendmsg([header, body])
         if sent < len(header) + len(body):
             connection.pending = [memoryview(header)[sent:], body[max(0, sent - len(header)) :]]
             self._epoll.modify(connection.socket.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
-    def _header(self, length: int) -> bytes:
+    def _header(self, stream: str, length: int) -> bytes:
         made = (
-            f"POST /v1/events?name={STREAM} HTTP/1.1\r\nHost: {self._spec.host}\r\n"
+            f"POST /v1/events?name={stream} HTTP/1.1\r\nHost: {self._spec.host}\r\n"
             f"Content-Type: application/x-ndjson\r\nContent-Length: {length}\r\n\r\n"
         ).encode()
-        self._headers[length] = made
+        self._headers[stream, length] = made
         return made
 
     def _wait(self, timeout: float, may_be_none: bool = False) -> list[_Connection]:
@@ -199,9 +206,8 @@ def _percentiles(latencies: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    raw: dict[str, Any] = json.loads(sys.argv[1])
-    spec = LoadSpec(**{**raw, "workload": Workload(**raw["workload"])})
-    generator = Generator(spec, list(bodies(spec.workload, spec.events, spec.size)))
+    spec: LoadSpec = pickle.loads(bytes.fromhex(sys.argv[1]))
+    generator = Generator(spec, list(bodies(spec.workload, spec.events, spec.size, spec.first)))
     gc.freeze()
     gc.disable()
     print("ready", flush=True)

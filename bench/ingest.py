@@ -13,6 +13,7 @@ from bench.load import Load, LoadResult, LoadSpec
 from bench.oracle import Difference, check_log
 from bench.processes import cpu_seconds, started
 from bench.results import Figure
+from bench.run import Run
 from bench.shop import STREAM, write_project
 from headrace.compile import load_project
 from headrace.log.embedded.backend import open_reader
@@ -38,13 +39,13 @@ CASES = (
 )
 
 
-def ingest(size: int, work: Path, quick: bool) -> Iterator[Figure]:
+def ingest(size: int, work: Path, run: Run) -> Iterator[Figure]:
     (case,) = (case for case in CASES if case.size == size)
-    seconds, warm_up = (2.0, 1.0) if quick else (10.0, 2.0)
+    seconds, warm_up = (2.0, 1.0) if run.quick else (10.0, 2.0)
     workload = Workload(seed=size, rate=300_000)
     project = work / f"ingest-{size}"
     write_project(project)
-    with started(project, gateway_only=True) as running:
+    with started(project, run.checkout, gateway_only=True) as running:
         spec = LoadSpec(
             port=running.port,
             workload=workload,

@@ -7,13 +7,14 @@ starts, and it says how much CPU it took, because it shares the machine with wha
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from bench.events import Workload
+from bench.events import Events
 from bench.shop import CHECKOUT
 
 __all__ = ["Acknowledged", "Load", "LoadFailed", "LoadResult", "LoadSpec"]
@@ -23,27 +24,30 @@ __all__ = ["Acknowledged", "Load", "LoadFailed", "LoadResult", "LoadSpec"]
 class LoadSpec:
     """`requests_per_second` 0 is the closed loop: each connection sends as soon as it has its
     answer. Otherwise requests fall due at that rate whatever the answers do (open loop), and
-    latencies count from the moment a request was due. At most `events` are sent."""
+    latencies count from the moment a request was due. Sent are the workload's events from number
+    `first` up to number `events` at most."""
 
     port: int
-    workload: Workload
+    workload: Events
     events: int
     size: int
     connections: int
     seconds: float
     warm_up_seconds: float = 0.0
     requests_per_second: float = 0.0
+    first: int = 0
     host: str = "127.0.0.1"
 
 
 @dataclass(frozen=True)
 class Acknowledged:
     """One request of an open loop; times are of the machine's monotonic clock. `begun` is how many
-    events had been sent, answered or not, when this acknowledgement came."""
+    events had been sent to its stream, answered or not, when this acknowledgement came."""
 
     due: float
     at: float
     begun: int
+    stream: str
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class Load:
 
     def __init__(self, spec: LoadSpec) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.generator", json.dumps(asdict(spec))],
+            [sys.executable, "-m", "bench.generator", pickle.dumps(spec).hex()],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -17,6 +17,8 @@ from typing import IO
 
 import psutil
 
+from bench.shop import CHECKOUT
+
 __all__ = [
     "MemorySample",
     "MemoryWatch",
@@ -68,9 +70,12 @@ def wait_until(
 
 
 @contextlib.contextmanager
-def started(directory: Path, *, gateway_only: bool = False) -> Iterator[Running]:
-    """`headrace up` in this project, or its gateway alone, once it listens. Ended in order at the
-    end; a process that does not end in time is killed."""
+def started(
+    directory: Path, checkout: Path = CHECKOUT, *, gateway_only: bool = False
+) -> Iterator[Running]:
+    """`headrace up` in this project, or its gateway alone, once it listens; with the sources of
+    this checkout and the packages of this process. Ended in order at the end; a process that does
+    not end in time is killed."""
     arguments = ["headrace.gateway", str(directory)]
     if not gateway_only:
         arguments = ["headrace", "up", "--project", str(directory)]
@@ -78,7 +83,7 @@ def started(directory: Path, *, gateway_only: bool = False) -> Iterator[Running]
     known.unlink(missing_ok=True)
     output = directory / "output.log"
     with output.open("ab") as handle:
-        process = _start(arguments, handle)
+        process = _start(arguments, checkout, handle)
     try:
         wait_until(
             lambda: known.exists() or process.poll() is not None, START_SECONDS_MAX, "the gateway"
@@ -91,13 +96,14 @@ def started(directory: Path, *, gateway_only: bool = False) -> Iterator[Running]
         _stop(process)
 
 
-def _start(arguments: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+def _start(arguments: Sequence[str], checkout: Path, output: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         [sys.executable, "-m", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
         process_group=0,
+        env={**os.environ, "PYTHONPATH": str(checkout / "src")},
     )
 
 
@@ -128,16 +134,18 @@ def cpu_seconds(processes: Sequence[psutil.Process]) -> float:
 @dataclass(frozen=True)
 class MemorySample:
     """Proportional set sizes in bytes: pages that processes share count once among them.
-    `mapped` is the part of `total` that is pages of files, which the kernel can take back."""
+    `mapped` is the part of `total` that is pages of files, which the kernel can take back; `java`
+    is the JVM's part of it."""
 
     at: float
     total: int
     mapped: int
+    java: int
 
 
 class MemoryWatch(threading.Thread):
-    """Samples the Python processes of a tree once a second: gateway, engine and Spark's Python
-    workers, without the JVM and without the supervisor above them."""
+    """Samples all processes of a tree once a second: the supervisor, the gateway, the engine, its
+    JVM and Spark's Python workers."""
 
     def __init__(self, running: Running) -> None:
         super().__init__(name="memory", daemon=True)
@@ -157,6 +165,16 @@ class MemoryWatch(threading.Thread):
     def mebibytes_max(self) -> float:
         return max(sample.total for sample in self.samples) / MEBIBYTE
 
+    @property
+    def details(self) -> dict[str, float]:
+        """Of the sample with the highest total."""
+        most = max(self.samples, key=lambda sample: sample.total)
+        return {
+            "java_mib": most.java / MEBIBYTE,
+            "python_mib": (most.total - most.java) / MEBIBYTE,
+            "mapped_files_mib": most.mapped / MEBIBYTE,
+        }
+
     def mebibytes_per_minute(self) -> float:
         """The slope of the least-squares line through the second half of the samples, without
         mapped file pages."""
@@ -170,14 +188,14 @@ class MemoryWatch(threading.Thread):
         return above / below * 60 / MEBIBYTE
 
     def _sample(self) -> MemorySample:
-        total = mapped = 0
-        for process in self._running.tree()[1:]:
+        total = mapped = java = 0
+        for process in self._running.tree():
             with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
-                if process.name() != "java":
-                    sizes = _proportional_sizes(process.pid)
-                    total += sizes["Pss"]
-                    mapped += sizes.get("Pss_File", 0)
-        return MemorySample(time.monotonic(), total, mapped)
+                sizes = _proportional_sizes(process.pid)
+                total += sizes["Pss"]
+                mapped += sizes.get("Pss_File", 0)
+                java += sizes["Pss"] if process.name() == "java" else 0
+        return MemorySample(time.monotonic(), total, mapped, java)
 
 
 def _proportional_sizes(pid: int) -> dict[str, int]:

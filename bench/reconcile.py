@@ -22,6 +22,7 @@ from bench.events import CHUNK_EVENTS, Workload, tables
 from bench.oracle import check_views, expected
 from bench.preload import preload
 from bench.results import Figure
+from bench.run import Run
 from bench.shop import CHECKOUT, write_project
 
 __all__ = ["reconcile"]
@@ -30,8 +31,8 @@ WORKLOAD = Workload(seed=21, rate=10_000)
 VIEW = "income_by_user"
 
 
-def reconcile(work: Path, quick: bool) -> Iterator[Figure]:
-    chunks, rounds = (3, 1) if quick else (50, 3)
+def reconcile(work: Path, run: Run) -> Iterator[Figure]:
+    chunks, rounds = (3, 1) if run.quick else (50, 3)
     count = chunks * CHUNK_EVENTS
     project, warm_up = work / "reconcile", work / "warm-up"
     write_project(project)

@@ -11,6 +11,7 @@ from bench.end_to_end import check_running, wait_for_engine, wait_for_events
 from bench.events import CHUNK_EVENTS, Workload, bodies
 from bench.processes import START_SECONDS_MAX, cpu_seconds, started, wait_until
 from bench.results import Figure
+from bench.run import Run
 from bench.shop import write_project
 from headrace.spark.class_archive import archive_file
 from headrace.spark.java import find_java
@@ -23,16 +24,16 @@ LOOK_SECONDS = 0.2  # between two looks: each is a query and takes from what is 
 SETTLE_SECONDS = 8.0  # longer than the engine waits before it folds its files together
 
 
-def startup_and_idle(work: Path, quick: bool) -> Iterator[Figure]:
+def startup_and_idle(work: Path, run: Run) -> Iterator[Figure]:
     """Start-up is a second start: from the command until an event that was posted as soon as the
     gateway took it is visible in a view, beside those of the run before. The first run goes on
     until Spark's classes are archived, which it does by itself (headrace.spark.class_archive)."""
-    seconds = 5.0 if quick else 30.0
+    seconds = 5.0 if run.quick else 30.0
     workload = Workload(seed=7, rate=10_000)
     (chunk,) = bodies(workload, CHUNK_EVENTS, SIZE)
     project = work / "running-cost"
     write_project(project)
-    with started(project) as running, Caller(running.port) as caller:
+    with started(project, run.checkout) as running, Caller(running.port) as caller:
         wait_for_engine(running, caller)
         for number in range(len(chunk) - 1):
             _post(caller, bytes(chunk[number]))
@@ -40,7 +41,7 @@ def startup_and_idle(work: Path, quick: bool) -> Iterator[Figure]:
         archive = archive_file(find_java())
         wait_until(archive.exists, ARCHIVE_SECONDS_MAX, "the archive of classes")
     began = time.monotonic()
-    with started(project) as running, Caller(running.port) as caller:
+    with started(project, run.checkout) as running, Caller(running.port) as caller:
         wait_until(lambda: caller.get("/healthz")[0] == 200, START_SECONDS_MAX, "the gateway")
         accepting = time.monotonic() - began
         _post(caller, bytes(chunk[len(chunk) - 1]))

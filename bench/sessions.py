@@ -18,14 +18,15 @@ from bench.children import run_child
 from bench.oracle import Difference
 from bench.preload import preload
 from bench.results import Figure
+from bench.run import Run
 from bench.visits import SQL, USERS, VIEW, expected, kept, visits
 from headrace.model.settings import load_settings
 
 __all__ = ["sessions"]
 
 
-def sessions(work: Path, quick: bool) -> Iterator[Figure]:
-    events, rounds = (300_000, 1) if quick else (4_000_000, 3)
+def sessions(work: Path, run: Run) -> Iterator[Figure]:
+    events, rounds = (300_000, 1) if run.quick else (4_000_000, 3)
     measured = _project(work / "project", 11, events)
     warm_up = _project(work / "warm-up", 12, events // 4)
     wanted = expected(pa.Table.from_batches(visits(11, events)))
@@ -41,8 +42,8 @@ def sessions(work: Path, quick: bool) -> Iterator[Figure]:
         if found != wanted:
             raise Difference(f"{VIEW}: {len(found)} rows found, {len(wanted)} expected")
         shutil.rmtree(place)
-    rates = [events / run["seconds"] for run in runs]
-    cpu = statistics.median(run["cpu_seconds"] for run in runs)
+    rates = [events / one["seconds"] for one in runs]
+    cpu = statistics.median(one["cpu_seconds"] for one in runs)
     details = {
         "events": events,
         "rounds": rounds,

@@ -18,6 +18,7 @@ import pyarrow as pa
 from bench.children import run_child
 from bench.oracle import Difference
 from bench.results import Figure
+from bench.run import Run
 from headrace.compile import load_project
 from headrace.log.contract import Group, PartitionBatch, stored_schema
 from headrace.log.embedded.backend import open_writer
@@ -45,8 +46,8 @@ CREATE MATERIALIZED VIEW moving AS {VIEW};
 """
 
 
-def sliding(work: Path, quick: bool) -> Iterator[Figure]:
-    count = 200_000 if quick else 2_000_000
+def sliding(work: Path, run: Run) -> Iterator[Figure]:
+    count = 200_000 if run.quick else 2_000_000
     events = _prepare(work / "measured", count, seed=1)
     _prepare(work / "warm-up", min(count, 800_000), seed=2)
     projects = (str(work / "measured"), str(work / "warm-up"))

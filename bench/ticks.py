@@ -14,14 +14,15 @@ from bench.events import tables
 from bench.oracle import check_views, expected
 from bench.preload import GROUP_EVENTS
 from bench.results import Figure
+from bench.run import Run
 from bench.shop import write_project
 
 __all__ = ["ticks"]
 
 
-def ticks(work: Path, quick: bool) -> Iterator[Figure]:
+def ticks(work: Path, run: Run) -> Iterator[Figure]:
     """Ticks before the tail is taken let the JVM compile what is hot."""
-    warm_up, measured = (10, 20) if quick else (150, 400)
+    warm_up, measured = (10, 20) if run.quick else (150, 400)
     project = work / "ticks"
     write_project(project)
     events = (warm_up + measured) * GROUP_EVENTS

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from bench.events import CHUNK_EVENTS, SCHEMA, USERS, Workload, bodies, columns, encoded, tables
+from bench.events import CHUNK_EVENTS, SCHEMA, USERS, Workload, bodies, encoded, tables
 from bench.ingest import stored_batches
 from bench.oracle import Difference, check_log, write_parquet
 from bench.preload import preload
@@ -29,14 +29,14 @@ def _decoded(line: str) -> dict[str, object]:
 
 def test_lines_say_what_the_columns_hold() -> None:
     lines = encoded(WORKLOAD, 1)
-    rows = columns(WORKLOAD, 1)
+    rows = WORKLOAD.columns(1)
     assert rows.schema == SCHEMA
     for index in range(0, CHUNK_EVENTS, 97):
         assert _decoded(lines[index].as_py()) == rows.slice(index, 1).to_pylist()[0]
 
 
 def test_a_user_always_pays_the_same_and_events_are_about_140_bytes() -> None:
-    rows = columns(WORKLOAD, 0).to_pylist()
+    rows = WORKLOAD.columns(0).to_pylist()
     paid = {
         row["user_id"]: {r["amount"] for r in rows if r["user_id"] == row["user_id"]}
         for row in rows[:50]
@@ -69,8 +69,8 @@ def test_sizes_that_do_not_divide_are_refused() -> None:
 
 
 def test_a_seed_makes_other_events_and_again_the_same() -> None:
-    assert columns(WORKLOAD, 0).equals(columns(WORKLOAD, 0))
-    assert not columns(WORKLOAD, 0).equals(columns(Workload(2, 10_000), 0))
+    assert WORKLOAD.columns(0).equals(WORKLOAD.columns(0))
+    assert not WORKLOAD.columns(0).equals(Workload(2, 10_000).columns(0))
 
 
 def test_files_hold_the_events_in_the_order_spark_takes_them(tmp_path: Path) -> None:

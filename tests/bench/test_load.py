@@ -9,12 +9,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from bench.events import CHUNK_EVENTS, Workload, encoded
-from bench.freshness import visible_after
 from bench.generator import Refused, answered
-from bench.load import Acknowledged, Load, LoadFailed, LoadSpec
+from bench.load import Load, LoadFailed, LoadSpec
 
 pytestmark = pytest.mark.contract
 WORKLOAD = Workload(seed=1, rate=10_000)
+
+
+class ThreeStreams(Workload):
+    @property
+    def streams(self) -> tuple[str, ...]:
+        return ("a", "b", "c")
 
 
 class Server(ThreadingHTTPServer):
@@ -25,6 +30,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.bodies: list[bytes] = []
+        self.streams: list[str] = []
         self.lock = threading.Lock()
         self.refuse_after = 1_000_000
 
@@ -37,6 +43,7 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         with self.server.lock:
             self.server.bodies.append(body)
+            self.server.streams.append(self.path.partition("name=")[2])
             refused = len(self.server.bodies) > self.server.refuse_after
         said = {"accepted": 0 if refused else body.count(b"\n"), "quarantined": 0}
         raw = json.dumps(said).encode()
@@ -128,10 +135,25 @@ def test_an_answer_counts_when_it_is_whole_and_accepts_everything() -> None:
             answered(wrong, 5)
 
 
-def test_an_event_is_visible_when_a_query_counts_all_that_was_sent_before() -> None:
-    acknowledged = [Acknowledged(0.0, 1.0, 10), Acknowledged(0.0, 1.5, 30)]
-    seen = [(100, 0.5), (110, 1.2), (120, 1.4), (130, 2.5)]
-    assert visible_after(acknowledged, 100, seen) == pytest.approx([0.2, 1.0])
-    assert visible_after([Acknowledged(0.0, 3.0, 10)], 100, seen) == [0.0]
-    with pytest.raises(ValueError, match="never seen"):
-        visible_after([Acknowledged(0.0, 3.0, 31)], 100, seen)
+def test_bodies_go_to_the_streams_by_turns_and_each_stream_counts_its_own(server: Server) -> None:
+    workload = ThreeStreams(seed=1, rate=10_000)
+    first = CHUNK_EVENTS  # a thousand bodies: the next is the second stream's
+    with Load(
+        _spec(
+            server,
+            workload=workload,
+            events=2 * CHUNK_EVENTS,
+            first=first,
+            size=100,
+            connections=1,
+            seconds=0.1,
+            requests_per_second=100,
+        )
+    ) as load:
+        result = load.run()
+    assert result.events == 1_000
+    order = [name for name, _ in zip("bcabcabcab", server.bodies, strict=True)]
+    assert [each.stream for each in result.acknowledged] == order
+    assert server.streams == order
+    assert [each.begun for each in result.acknowledged] == [100] * 3 + [200] * 3 + [300] * 3 + [400]
+    assert b"".join(server.bodies) == "".join(encoded(workload, 1)[:1_000].to_pylist()).encode()

@@ -11,6 +11,7 @@ import pytest
 from bench.oracle import Difference
 from bench.processes import MemorySample, MemoryWatch, Running
 from bench.results import FIGURES, Figure, append, compare, lines, table
+from bench.run import Run
 
 pytestmark = pytest.mark.unit
 ASKED = (
@@ -24,6 +25,7 @@ ASKED = (
     "freshness_p99_1k",
     "freshness_p50_10k",
     "freshness_p99_10k",
+    "cpu_10k",
     "freshness_p99_50k",
     "drain",
     "drain_ratio",
@@ -40,7 +42,7 @@ ASKED = (
 
 def test_the_figures_have_their_names_and_each_comes_from_one_part() -> None:
     assert tuple(FIGURES) == ASKED
-    assert sorted(name for names, _ in front.PARTS for name in names) == sorted(ASKED)
+    assert sorted(name for part in front.PARTS for name in part.figures) == sorted(ASKED)
 
 
 def test_a_line_is_one_json_object_with_figure_value_and_unit() -> None:
@@ -55,10 +57,12 @@ def test_the_table_says_what_was_missed() -> None:
 
 
 def test_choosing_takes_figures_by_how_they_begin() -> None:
-    assert [names for names, _ in front._chosen(["tick", "memory"])] == [
+    assert [part.figures for part in front._chosen(["tick", "memory"])] == [
         ("end_to_end", "memory"),
         ("tick_p99",),
     ]
+    assert [part.figures for part in front._chosen(["ingest_1"])] == [("ingest_1",)]
+    assert len(front._chosen(["ingest"])) == 4
     with pytest.raises(SystemExit, match="speed"):
         front._chosen(["speed"])
 
@@ -66,18 +70,18 @@ def test_choosing_takes_figures_by_how_they_begin() -> None:
 def test_a_wrong_answer_fails_the_figure_and_the_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def right(work: Path, quick: bool) -> Iterator[Figure]:
+    def right(work: Path, run: Run) -> Iterator[Figure]:
         yield Figure("tick_p99", 50.0)
 
-    def wrong(work: Path, quick: bool) -> Iterator[Figure]:
+    def wrong(work: Path, run: Run) -> Iterator[Figure]:
         yield Figure("startup", 5.0)
         raise Difference("income: expected 1, found 2")
 
-    parts = ((("tick_p99",), right), (("startup", "idle_core"), wrong))
+    parts = (front.Part(("tick_p99",), right), front.Part(("startup", "idle_core"), wrong))
     monkeypatch.setattr(front, "PARTS", parts)
     monkeypatch.setattr(front, "CHECKOUT", tmp_path)
-    monkeypatch.setattr(front, "append", lambda figures, quick: tmp_path / "kept.jsonl")
-    assert front._measure([], quick=True) == 1
+    monkeypatch.setattr(front, "append", lambda figures, run: tmp_path / "kept.jsonl")
+    assert front._measure([], Run(quick=True, checkout=tmp_path)) == 1
     said = capsys.readouterr()
     assert "FAILED: idle_core" in said.out
     assert "expected 1, found 2" in said.err
@@ -106,7 +110,9 @@ def test_two_commits_are_compared_by_the_medians_of_whole_runs(tmp_path: Path) -
 
 
 def test_a_run_is_kept_with_its_commit_and_machine(tmp_path: Path) -> None:
-    file = append([Figure("drain", 1_000_000.0, {"rounds": 3})], quick=True, directory=tmp_path)
+    file = append(
+        [Figure("drain", 1_000_000.0, {"rounds": 3})], Run(quick=True), directory=tmp_path
+    )
     (line,) = file.read_text().splitlines()
     run = json.loads(line)
     assert len(run["commit"]) == 40
@@ -118,17 +124,17 @@ def test_a_run_is_kept_with_its_commit_and_machine(tmp_path: Path) -> None:
 def test_growth_is_the_slope_of_the_second_half_without_mapped_files() -> None:
     watch = MemoryWatch.__new__(MemoryWatch)
     mebibyte = 1024 * 1024
-    warm = [MemorySample(float(n), (100 + 10 * n) * mebibyte, 0) for n in range(30)]
-    flat = [MemorySample(float(n), (400 + n) * mebibyte, n * mebibyte) for n in range(30, 60)]
+    warm = [MemorySample(float(n), (100 + 10 * n) * mebibyte, 0, 0) for n in range(30)]
+    flat = [MemorySample(float(n), (400 + n) * mebibyte, n * mebibyte, 0) for n in range(30, 60)]
     watch.samples = warm + flat
     assert watch.mebibytes_per_minute() == pytest.approx(0.0)
     assert watch.mebibytes_max == 459
-    grows = [MemorySample(float(n), (400 + n) * mebibyte, 0) for n in range(60)]
+    grows = [MemorySample(float(n), (400 + n) * mebibyte, 0, 0) for n in range(60)]
     watch.samples = grows
     assert watch.mebibytes_per_minute() == pytest.approx(60.0)
 
 
-def test_memory_counts_python_below_the_root_and_not_the_root(tmp_path: Path) -> None:
+def test_memory_counts_every_process_of_the_tree(tmp_path: Path) -> None:
     import subprocess
     import sys
 
@@ -136,7 +142,7 @@ def test_memory_counts_python_below_the_root_and_not_the_root(tmp_path: Path) ->
         "import sys; held = b'x' * (64 * 1024 * 1024); print('up', flush=True); sys.stdin.read()"
     )
     parent = (
-        "import subprocess, sys;"
+        "import subprocess, sys; held = b'y' * (96 * 1024 * 1024);"
         f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stdin=subprocess.PIPE);"
         "sys.stdin.read(); child.communicate()"
     )
@@ -148,7 +154,8 @@ def test_memory_counts_python_below_the_root_and_not_the_root(tmp_path: Path) ->
         assert process.stdout.readline() == b"up\n"
         watch = MemoryWatch(Running(process, 0, tmp_path, tmp_path / "output.log"))
         sample = watch._sample()
-        assert 64 * 1024 * 1024 < sample.total < 96 * 1024 * 1024
+        assert 160 * 1024 * 1024 < sample.total < 208 * 1024 * 1024
         assert sample.mapped < sample.total
+        assert sample.java == 0
     finally:
         process.communicate()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -264,19 +263,23 @@ def test_a_producer_is_retired(headrace: Callable[..., Any], played: Played) -> 
     assert again.document == answer
 
 
-def test_generate_waits_for_a_gateway_that_is_away(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_waits_for_a_gateway_that_is_away(
+    capsys: pytest.CaptureFixture[str], beside: Any, until: Any
+) -> None:
     answering = Played()
     answering.answers["/v1/streams"] = (200, {"streams": []})
     port = answering.server.server_port
     answering.server.server_close()
-    thread = threading.Thread(target=_await_gateway, args=(Address(answering.url, None),))
-    thread.start()
-    deadline = time.monotonic() + 20
-    while (said := capsys.readouterr().err) == "" and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert said == f"waiting for the gateway at {answering.url}\n"
-    server = HTTPServer(("127.0.0.1", port), answering.server.RequestHandlerClass)
-    server.handle_request()
-    thread.join(20)
-    server.server_close()
-    assert not thread.is_alive()
+    said: list[str] = []
+
+    def has_said_it() -> bool:
+        said.append(capsys.readouterr().err)
+        return said[-1] != ""
+
+    with beside(lambda: _await_gateway(Address(answering.url, None))):
+        try:
+            until(has_said_it)
+        finally:
+            with HTTPServer(("127.0.0.1", port), answering.server.RequestHandlerClass) as server:
+                server.handle_request()
+    assert said[-1] == f"waiting for the gateway at {answering.url}\n"

@@ -67,7 +67,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         started.stop()
 
 
-def _until(condition: Callable[[], bool], seconds: float = 60) -> None:
+def _until(condition: Callable[[], bool], seconds: float = 180) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -25,7 +24,7 @@ FAULTS = (
     "429",
     "503",
     "500",
-    "slow",  # stored, and answered after the client gave up waiting
+    "slow",  # stored, and answered when the client has given up waiting and comes again
 )
 
 
@@ -41,14 +40,22 @@ class Ledger:
     quarantine: Callable[[bytes], str | None] = lambda event: None
     retry_after: str = "0"
     refuse: tuple[int, dict[str, object]] | None = None
-    slow_seconds: float = 1.0
     goodbyes: list[dict[str, object]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.has_come = threading.Condition(self.lock)
 
     def take_fault(self) -> str:
         with self.lock:
             self.requests += 1
+            self.has_come.notify_all()
             return self.faults.popleft() if self.faults else "ok"
+
+    def wait_for_retry(self) -> None:
+        with self.lock:
+            requests = self.requests
+            assert self.has_come.wait_for(lambda: self.requests > requests, 60)
 
     def store(self, stream: str, headers: dict[str, str], body: bytes) -> bytes:
         """As the gateway: a stream is the same however it is spelled; the same key gives the first
@@ -121,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._drop()
             else:
                 if fault == "slow":
-                    time.sleep(ledger.slow_seconds)
+                    ledger.wait_for_retry()
                 self._answer(200, answer)
 
     def _answer(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.client import AsyncClient, Change, Client
+from headrace.client import AsyncClient, Change, Client, connection
 from headrace.client.following import Event, EventReader, Follower
 from headrace.model.errors import (
     ChangesExpiredError,
@@ -108,8 +107,8 @@ def address(script: Script) -> Iterator[str]:
     thread.start()
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
+    thread.join()
     server.server_close()
-    thread.join(5)
 
 
 def _collect(address: str, count: int, after: int | None = None) -> list[Change]:
@@ -205,33 +204,37 @@ def test_refusals_are_not_tried_again(script: Script, address: str) -> None:
 
 
 def test_no_connection_for_too_long_is_an_error(script: Script, address: str) -> None:
-    script.answers += [(503, {"detail": "away"})] * 50
+    script.answers += [(503, {"detail": "away"})] * 5_000
     with Client(address) as client:
         changes = client.subscribe("income", unreachable_seconds_max=0.3)
         with pytest.raises(UnreachableError, match="the changes of income"):
             next(changes)
 
 
-def test_the_time_without_a_connection_begins_when_it_is_lost(script: Script, address: str) -> None:
+def test_the_time_without_a_connection_begins_when_it_is_lost(
+    script: Script, address: str, clock: Any
+) -> None:
+    """A minute and more with the connection is longer than may be without one."""
+    clock.install(connection)
     script.answers += [message(1), message(2), message(3)]
     ticks = []
     with Client(address) as client:
-        for change in client.subscribe("income", unreachable_seconds_max=0.5):
+        for change in client.subscribe("income", unreachable_seconds_max=60):
             ticks.append(change.tick)
             if change.tick == 3:
                 break
-            time.sleep(0.6)  # longer with the connection than may be without one
+            clock.let_pass(61)
     assert ticks == [1, 2, 3]
 
     async def follow() -> list[int]:
         script.answers += [message(4), message(5)]
         found = []
         async with AsyncClient(address) as client:
-            async for change in client.subscribe("income", unreachable_seconds_max=0.5):
+            async for change in client.subscribe("income", unreachable_seconds_max=60):
                 found.append(change.tick)
                 if change.tick == 5:
                     break
-                await asyncio.sleep(0.6)
+                clock.let_pass(61)
         return found
 
     assert asyncio.run(follow()) == [4, 5]

@@ -58,7 +58,11 @@ class Shop:
 
     def up(self) -> None:
         self.upright: Upright | None = Upright(self.folder)
-        self.url = self.upright.wait_ready(lambda _: None)
+        try:
+            self.url = self.upright.wait_ready(lambda _: None)
+        except BaseException:
+            self.down()
+            raise
 
     def down(self) -> None:
         if self.upright is not None:

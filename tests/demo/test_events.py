@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import json
 import time
 from decimal import Decimal
 
 from headrace.demo.events import STATUSES, Generator, make_pools
 from headrace.demo.shop import USERS
+
+TIMES_JSON_MAX = 3
 
 NOW = 1_800_000_000_000_000
 POOLS = make_pools()
@@ -52,12 +55,16 @@ def test_amount_statuses_and_times_are_as_promised() -> None:
 
 
 def test_generation_is_fast() -> None:
-    """The promise is 100,000 a second; a loaded machine is given half of it."""
+    """The promise is 100,000 a second: three times as long as writing them as JSON takes, where
+    that goes at 300,000 a second."""
     generator = Generator(POOLS, 0)
     generator.batch(1_000, NOW)
-    best = 0.0
+    times = []
     for _ in range(5):
-        began = time.perf_counter()
-        generator.batch(20_000, NOW)
-        best = max(best, 20_000 / (time.perf_counter() - began))
-    assert best > 50_000
+        began = time.process_time()
+        events = generator.batch(20_000, NOW)
+        made = time.process_time()
+        for event in events:
+            json.dumps(event)
+        times.append((made - began) / (time.process_time() - made))
+    assert min(times) < TIMES_JSON_MAX, times

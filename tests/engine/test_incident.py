@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -24,7 +22,10 @@ CREATE MATERIALIZED VIEW all_broken AS SELECT count(*) AS events FROM broken;
 
 
 def test_only_the_stream_stops_and_the_others_go_on_without_a_new_event(
-    make_rig: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    make_rig: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    beside: Callable[..., Any],
+    until: Callable[..., None],
 ) -> None:
     def miscount(view: Any, *rest: Any) -> Any:
         counted = view_counts(view, *rest)
@@ -37,15 +38,11 @@ def test_only_the_stream_stops_and_the_others_go_on_without_a_new_event(
     engine = rig.start()
     for stream in ("broken", "sound"):
         rig.append(stream, [{"n": n, "at": n} for n in range(3)])
-    running = threading.Thread(target=engine.run)
-    running.start()
-    try:
-        deadline = time.monotonic() + 30
-        while rig.control.pending("all_sound") and time.monotonic() < deadline:
-            time.sleep(0.01)
-    finally:
-        engine.stop()
-        running.join()
+    with beside(engine.run):
+        try:
+            until(lambda: not rig.control.pending("all_sound"))
+        finally:
+            engine.stop()
     assert rig.rows("all_sound") == [{"events": 3}]
     assert rig.control.violations == 1
     report = rig.control.status().views["all_broken"]

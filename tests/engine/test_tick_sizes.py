@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -38,36 +36,33 @@ def test_a_tick_takes_no_more_events_than_it_may(
     assert rig.rows("v") == [{"model": "m", "n": EVENTS}]
 
 
+FEW = [{"model": "m", "caller": 1}] * 10
+MANY = FEW * (PACED_ROWS_MIN // 10)
+
+
+@pytest.mark.parametrize(
+    ("next_events", "pace_milliseconds"),
+    [(FEW, 1_000), (MANY, 3_600_000)],
+    ids=["too few wait for the time", "enough for a tick wait for nothing"],
+)
 def test_under_heavy_load_the_next_tick_waits_for_more_events_but_not_for_ever(
     make_rig: Callable[..., Any],
+    beside: Callable[..., Any],
+    until: Callable[..., None],
+    next_events: list[Any],
+    pace_milliseconds: int,
 ) -> None:
-    settings = EngineSettings(tick_rows_max=PACED_ROWS_MIN, pace_milliseconds=4_000)
+    settings = EngineSettings(tick_rows_max=PACED_ROWS_MIN, pace_milliseconds=pace_milliseconds)
     rig = make_rig(f"{STREAM}\n{VIEW}", engine=settings)
     engine = rig.start()
-    few = [{"model": "m", "caller": 1}] * 10
-    many = few * (PACED_ROWS_MIN // 10)
-    running = threading.Thread(target=engine.run)
-    rig.append("calls", many)
-    running.start()
-
-    def wait_for(tick: int) -> None:
-        deadline = time.monotonic() + 60
-        while rig.store.last_tick() < tick:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-    try:
-        wait_for(1)
-        rig.append("calls", few)  # too few: they wait for the time
-        wait_for(2)
-        rig.append("calls", many)
-        wait_for(3)
-        rig.append("calls", many)  # enough for a tick: they wait for nothing
-        wait_for(4)
-    finally:
-        engine.stop()
-        running.join()
-    started = sorted(rig.store.ledger(4).column("started_at").cast(pa.int64()).to_pylist())
-    assert started[1] - started[0] >= 4_000_000
-    assert started[3] - started[2] < 4_000_000
-    assert rig.rows("v") == [{"model": "m", "n": 3 * PACED_ROWS_MIN + 10}]
+    rig.append("calls", MANY)
+    with beside(engine.run):
+        try:
+            until(lambda: rig.store.last_tick() == 1)
+            rig.append("calls", next_events)
+            until(lambda: rig.store.last_tick() == 2)
+        finally:
+            engine.stop()
+    started = sorted(rig.store.ledger(2).column("started_at").cast(pa.int64()).to_pylist())
+    assert started[1] - started[0] >= 1_000_000 or next_events is MANY
+    assert rig.rows("v") == [{"model": "m", "n": PACED_ROWS_MIN + len(next_events)}]

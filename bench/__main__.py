@@ -26,6 +26,7 @@ from bench.drain import drain
 from bench.end_to_end import end_to_end
 from bench.freshness import RATES, figures_of, freshness
 from bench.ingest import ingest
+from bench.nexmark import nexmark_alone, nexmark_bids
 from bench.reconcile import reconcile
 from bench.results import FIGURES, Figure, append, compare, lines, table
 from bench.run import Run
@@ -51,6 +52,8 @@ PARTS: Sequence[Part] = (
     Part(("end_to_end", "memory"), end_to_end, over_http=True),
     Part(("tick_p99",), ticks),
     *(Part(figures_of(label), partial(freshness, label), over_http=True) for label in RATES),
+    Part(("nexmark_bids", "nexmark_memory"), nexmark_bids, over_http=True),
+    Part(("nexmark_alone",), nexmark_alone, over_http=True),
     Part(("drain", "drain_ratio", "drain_ratio_tuned"), drain),
     Part(("reconcile_5m",), reconcile),
     Part(("dedupe_ratio",), dedupe),
@@ -111,6 +114,9 @@ def _measure(names: Sequence[str], run: Run) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="short runs: a smoke test")
+    parser.add_argument(
+        "--events", type=int, metavar="N", help="how many row_view and the nexmark figures take"
+    )
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="some figures")
     parser.add_argument(
         "--checkout",
@@ -137,7 +143,7 @@ def main() -> int:
         return 0
     # Told to end, the benchmark ends what it has started, as at Ctrl-C.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    run = Run(chosen.quick, None, chosen.checkout.resolve())
+    run = Run(chosen.quick, chosen.events, chosen.checkout.resolve())
     if chosen.against is not None:
         parts = [(part.figures, part.over_http) for part in _chosen(chosen.only)]
         return alternate(parts, chosen.against.resolve(), chosen.rounds, run)

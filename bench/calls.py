@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
 
+from bench.batch import Snapshot
 from bench.oracle import Rows, rows_of
 from bench.shop import STREAM, TOTALS, VIEWS
 
@@ -14,7 +16,7 @@ __all__ = ["TOTALS_PATH", "Caller", "events_in"]
 
 PAGE_ROWS = 1_000
 TOTALS_PATH = f"/v1/views/{TOTALS}?limit={PAGE_ROWS}"
-ANSWER_SECONDS_MAX = 60
+ANSWER_SECONDS_MAX = 300  # a snapshot of millions of rows is one answer
 
 
 class Caller:
@@ -33,11 +35,13 @@ class Caller:
         # A kept connection may have been closed by the other side in the meantime.
         return (status, said) if status else self._call("GET", path, None)
 
-    def post_events(self, body: bytes) -> tuple[int, Any]:
-        return self._call("POST", f"/v1/events?name={STREAM}", body)
+    def post_events(self, body: bytes, stream: str = STREAM) -> tuple[int, Any]:
+        return self._call("POST", f"/v1/events?name={stream}", body)
 
-    def _call(self, method: str, path: str, body: bytes | None) -> tuple[int, Any]:
-        headers = {} if body is None else {"Content-Type": "application/x-ndjson"}
+    def _call(
+        self, method: str, path: str, body: bytes | None, kind: str = "application/x-ndjson"
+    ) -> tuple[int, Any]:
+        headers = {} if body is None else {"Content-Type": kind}
         try:
             self._connection.request(method, path, body, headers)
             answer = self._connection.getresponse()
@@ -52,11 +56,26 @@ class Caller:
         status, said = self.get(TOTALS_PATH)
         return events_in(said) if status == 200 else -1
 
-    def events_read(self) -> dict[str, int]:
-        """How many events of its stream each view has read; none while that cannot be told."""
+    def events_read(self) -> int:
+        """How many events of its stream the view has read that has read the fewest; -1 while that
+        cannot be told."""
         status, said = self.get("/v1/ledger")
         views = said.get("views", {}) if status == 200 else {}
-        return {name: int(sums["read"]) for name, sums in views.items()}
+        return min((int(sums["read"]) for sums in views.values()), default=-1)
+
+    def snapshot(self, project: Path, view: str) -> Snapshot:
+        """All rows of a view at one tick, however many, as `headrace reconcile` reads them."""
+        run_directory = project / ".headrace" / "run"
+        number = sum(1 for _ in run_directory.glob("proof-*"))
+        folder = run_directory / f"proof-{number}"
+        folder.mkdir()
+        asked = json.dumps({"folder": folder.name, "ticks": True}).encode()
+        path = f"/v1/views/{view}/snapshot"
+        status, said = self._call("POST", path, asked, "application/json")
+        if status != 200:
+            raise RuntimeError(f"POST {path} answered {status}: {said}")
+        reached = tuple((tick, sum(offsets.values())) for tick, offsets in said["ticks"])
+        return Snapshot(folder / "rows.parquet", tuple(said["columns"]), reached)
 
     def views(self) -> dict[str, Rows]:
         """All rows of all views, page by page."""

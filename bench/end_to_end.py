@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.calls import Caller
@@ -15,7 +16,14 @@ from bench.results import Figure
 from bench.run import Run
 from bench.shop import write_project
 
-__all__ = ["check_running", "end_to_end", "wait_for_engine", "wait_for_events"]
+__all__ = [
+    "Taken",
+    "check_running",
+    "end_to_end",
+    "take_in",
+    "wait_for_engine",
+    "wait_for_events",
+]
 
 SIZE = 1_000
 CONNECTIONS = 8  # as for the ingest of batches of this size
@@ -44,18 +52,12 @@ def end_to_end(work: Path, run: Run) -> Iterator[Figure]:
             connections=CONNECTIONS,
             seconds=seconds,
         )
-        with Load(spec) as load:
-            memory = MemoryWatch(running)
-            memory.start()
-            cpu_before = cpu_seconds(running.tree())
-            result = load.run()
-            behind = WARM_UP_EVENTS + result.events - caller.events_in_views()
-            wait_for_events(caller, WARM_UP_EVENTS + result.events)
-            ended = time.monotonic()
-            cpu = cpu_seconds(running.tree()) - cpu_before
-            memory.stop()
-        check_running(caller, work, {workload: result.events, _WARM_UP: WARM_UP_EVENTS})
-    yield _rate(result, ended, behind, cpu)
+        memory = MemoryWatch(running)
+        memory.start()
+        taken = take_in(running, caller, spec, WARM_UP_EVENTS)
+        memory.stop()
+        check_running(caller, work, {workload: taken.result.events, _WARM_UP: WARM_UP_EVENTS})
+    yield Figure("end_to_end", taken.rate, taken.details)
     yield Figure(
         "memory",
         memory.mebibytes_max,
@@ -68,21 +70,58 @@ def end_to_end(work: Path, run: Run) -> Iterator[Figure]:
     )
 
 
-def _rate(result: LoadResult, ended: float, behind: int, cpu: float) -> Figure:
-    seconds = ended - result.began
-    return Figure(
-        "end_to_end",
-        result.events / seconds,
-        {
-            "events": result.events,
-            "seconds": seconds,
-            "acknowledged_per_s": result.rate,
-            "behind_at_the_end": behind,
-            "ack_p99_ms": result.latency_milliseconds["p99"],
-            "generator_core": result.core,
-            "headrace_cores": cpu / seconds,
-        },
-    )
+@dataclass(frozen=True)
+class Taken:
+    """What it took to take events in, from the first request until every view had read the last.
+    `behind` is how many were not read when the last was acknowledged."""
+
+    result: LoadResult
+    ended: float
+    behind: int
+    cpu: float
+
+    @property
+    def seconds(self) -> float:
+        return self.ended - self.result.began
+
+    @property
+    def rate(self) -> float:
+        return self.result.events / self.seconds
+
+    @property
+    def cpu_s_per_million(self) -> float:
+        return self.cpu / self.result.events * 1_000_000
+
+    @property
+    def details(self) -> dict[str, float]:
+        return {
+            "events": self.result.events,
+            "seconds": self.seconds,
+            "acknowledged_per_s": self.result.rate,
+            "behind_at_the_end": self.behind,
+            "ack_p99_ms": self.result.latency_milliseconds["p99"],
+            "generator_core": self.result.core,
+            "headrace_cores": self.cpu / self.seconds,
+        }
+
+
+def take_in(
+    running: Running, caller: Caller, spec: LoadSpec, before: int, seconds_max: float | None = None
+) -> Taken:
+    """`before` is how many events of the workload's one stream the views have read already."""
+    with Load(spec) as load:
+        cpu_before = cpu_seconds(running.tree())
+        result = load.run()
+        behind = before + result.events - caller.events_read()
+        wait_until(
+            lambda: caller.events_read() >= before + result.events,
+            seconds_max or CATCH_UP_SECONDS_MAX,
+            f"{before + result.events} events in the views",
+            gap=0.05,
+        )
+        ended = time.monotonic()
+        cpu = cpu_seconds(running.tree()) - cpu_before
+    return Taken(result, ended, behind, cpu)
 
 
 _WARM_UP = Workload(seed=6, rate=300_000)

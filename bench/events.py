@@ -29,6 +29,7 @@ __all__ = [
     "bodies",
     "delays",
     "encoded",
+    "fixed_width",
     "mixed",
     "tables",
 ]
@@ -172,7 +173,7 @@ def mixed(first: int) -> pa.StringArray:
     spread = numbers * np.uint64(0x9E3779B97F4A7C15)  # odd, so no two numbers give the same
     shifts = np.arange(60, -4, -4, dtype=np.uint64)
     digits = (spread[:, None] >> shifts) & np.uint64(15)
-    return _fixed_width(np.frombuffer(b"0123456789abcdef", np.uint8)[digits])
+    return fixed_width(np.frombuffer(b"0123456789abcdef", np.uint8)[digits])
 
 
 def _timestamps(microseconds: np.ndarray) -> pa.StringArray:
@@ -188,10 +189,11 @@ def _timestamps(microseconds: np.ndarray) -> pa.StringArray:
         text[:, 25 - place] = fractions % 10 + ord("0")
         fractions = fractions // 10
     text[:, 26] = ord("Z")
-    return _fixed_width(text)
+    return fixed_width(text)
 
 
-def _fixed_width(characters: np.ndarray) -> pa.StringArray:
+def fixed_width(characters: np.ndarray) -> pa.StringArray:
+    """Texts of equal length, a row of characters each."""
     rows, width = characters.shape
     offsets = np.arange(0, (rows + 1) * width, width, dtype=np.int32)
     data = np.ascontiguousarray(characters)

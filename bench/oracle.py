@@ -16,7 +16,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from bench.events import SCHEMA, Workload, tables
+from bench.events import SCHEMA, Events, Workload, tables
 from bench.shop import VIEWS, BenchView
 
 __all__ = ["Difference", "Rows", "check_log", "check_views", "expected", "rows_of", "write_parquet"]
@@ -149,7 +149,7 @@ def _digest(events: pa.RecordBatchReader) -> str:
     return f"{count} events (amount {amount}, hashes {summed or 0} and {mixed or 0:x})"
 
 
-def write_parquet(directory: Path, workload: Workload, events: int) -> list[Path]:
+def write_parquet(directory: Path, workload: Events, events: int) -> list[Path]:
     """The workload's first `events` events, a file per chunk, as Spark's file source takes them:
     in order of modification time."""
     import os

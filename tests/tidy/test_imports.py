@@ -43,7 +43,7 @@ MAY_KNOW = {
 ONLY_IN = {
     "pyspark": {"spark", "engine", "proof"},
     "py4j": {"spark"},
-    "duckdb": {"store", "demo"},
+    "duckdb": {"store", "kinds", "demo"},
     "sqlglot": {"compile", "store", "spark", "proof"},
     "granian": {"serve"},
     "httptools": {"http"},

@@ -14,6 +14,7 @@ HeadraceError
 │   └── ProducerGapsError      a producer left more gaps in its sequence numbers than are kept
 ├── StoreError             the view store cannot do what was asked
 │   ├── StoreLockedError       another process holds the store
+│   ├── MemoryShortError       the store needs more memory than its setting allows
 │   ├── FencedError            a newer engine has taken over; this one must stop
 │   ├── MergeError             merging one view's partials failed on data
 │   ├── ConservationError      the events of a tick do not add up; nothing of it was stored
@@ -57,6 +58,7 @@ __all__ = [
     "LogFullError",
     "LogLockedError",
     "LogOffsetError",
+    "MemoryShortError",
     "MergeError",
     "ProducerGapsError",
     "ProofError",
@@ -177,6 +179,10 @@ class StoreError(HeadraceError):
 
 class StoreLockedError(StoreError):
     code = "store-locked"
+
+
+class MemoryShortError(StoreError):
+    code = "store-memory"
 
 
 class FencedError(StoreError):

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.kinds.calculator import arrow_table
 from headrace.kinds.event_group import KEY, Groups, find_groups
 from headrace.model.plan import BEYOND, CLOSES, OPENS, PANE
 from headrace.store.contract import ViewWrite
-from headrace.store.duckdb.connection import arrow_table
 from headrace.store.duckdb.finality import Passing
 from headrace.store.duckdb.group_schema import EventGroupSchema
 from headrace.store.duckdb.merge import Merged, ViewMerge

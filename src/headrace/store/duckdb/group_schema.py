@@ -21,6 +21,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
+from headrace.kinds.calculator import quoted, store_type
 from headrace.model.plan import (
     BEYOND,
     CLOSES,
@@ -35,7 +36,6 @@ from headrace.model.plan import (
     EventGroup,
 )
 from headrace.model.types import DataType
-from headrace.store.duckdb.connection import quoted, store_type
 from headrace.store.duckdb.schema import (
     BIGINT,
     REVISION,

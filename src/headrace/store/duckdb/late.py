@@ -18,11 +18,11 @@ from contextlib import AbstractContextManager
 import duckdb
 import pyarrow as pa
 
+from headrace.kinds.calculator import quoted, store_type
 from headrace.model.definitions import Stream
 from headrace.model.errors import StoreError
 from headrace.model.types import DataType
 from headrace.store.contract import LATE_SUFFIX, StoredDecision, ViewWrite
-from headrace.store.duckdb.connection import quoted, store_type
 from headrace.store.late_counts import (
     DecisionTaken,
     DroppedCount,

@@ -13,6 +13,7 @@ from dataclasses import astuple, dataclass, field, fields
 import duckdb
 import pyarrow as pa
 
+from headrace.kinds.calculator import Slot, arrow_table
 from headrace.model.plan import BoundColumn, BoundView
 from headrace.model.types import parse_type
 from headrace.store.contract import (
@@ -25,7 +26,6 @@ from headrace.store.contract import (
     TickWrite,
     ViewStatus,
 )
-from headrace.store.duckdb.connection import Slot, arrow_table
 from headrace.store.duckdb.deferred_rows import TICKS_MAX
 
 __all__ = [

@@ -24,10 +24,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.kinds.calculator import Slot, arrow_table, conformed
 from headrace.model.plan import PANE, Window
 from headrace.store.contract import ViewWrite
 from headrace.store.duckdb.changelog import published_rows
-from headrace.store.duckdb.connection import Slot, arrow_table, conformed
 from headrace.store.duckdb.deferred_rows import ROWS_MAX, TICKS_MAX, Behind, encode_state
 from headrace.store.duckdb.finality import Passing
 from headrace.store.duckdb.recent import Recent, starts

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import duckdb
 import pyarrow as pa
 
+from headrace.kinds.calculator import arrow_table, conformed, quoted
 from headrace.store.contract import Repair
-from headrace.store.duckdb.connection import arrow_table, conformed, quoted
 from headrace.store.duckdb.ledger import StoredView
 from headrace.store.duckdb.schema import ViewSchema
 

@@ -18,6 +18,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
+from headrace.kinds.calculator import matched, quoted, store_type
 from headrace.model.plan import (
     BEYOND,
     LATE,
@@ -30,7 +31,6 @@ from headrace.model.plan import (
     Window,
 )
 from headrace.model.types import DataType
-from headrace.store.duckdb.connection import matched, quoted, store_type
 from headrace.store.duckdb.finality import FINAL, Passing, final_sql
 
 __all__ = ["ViewSchema"]

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.kinds.calculator import arrow_table
 from headrace.model.plan import BEYOND, FIRST, LAST, PANE
 from headrace.store.contract import ViewWrite
-from headrace.store.duckdb.connection import arrow_table
 from headrace.store.duckdb.merge import ViewMerge
 from headrace.store.duckdb.recent import Recent
 from headrace.store.duckdb.schema import WINDOW_START

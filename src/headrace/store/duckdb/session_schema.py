@@ -15,6 +15,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
+from headrace.kinds.calculator import matched, quoted
 from headrace.model.plan import (
     BEYOND,
     FIRST,
@@ -26,7 +27,6 @@ from headrace.model.plan import (
     BoundView,
     SessionWindow,
 )
-from headrace.store.duckdb.connection import matched, quoted
 from headrace.store.duckdb.schema import (
     BIGINT,
     REVISION,

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.kinds.calculator import arrow_table
 from headrace.model.plan import ASIDE, BEYOND, PANE
 from headrace.store.contract import ViewWrite
-from headrace.store.duckdb.connection import arrow_table
 from headrace.store.duckdb.merge import Merged, ViewMerge
 from headrace.store.duckdb.sliding_schema import SlidingSchema, Span
 

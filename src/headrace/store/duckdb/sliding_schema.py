@@ -19,6 +19,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
+from headrace.kinds.calculator import quoted
 from headrace.model.plan import (
     ASIDE,
     BEYOND,
@@ -32,7 +33,6 @@ from headrace.model.plan import (
     Sliding,
     SlidingColumn,
 )
-from headrace.store.duckdb.connection import quoted
 from headrace.store.duckdb.schema import BIGINT, REVISION, WINDOW_END, WINDOW_START, ViewSchema
 
 __all__ = ["SlidingSchema", "Span"]

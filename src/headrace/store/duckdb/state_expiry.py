@@ -22,6 +22,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
+from headrace.kinds.calculator import arrow_table, quoted
 from headrace.kinds.event_group import find_groups
 from headrace.model.plan import (
     ASIDE,
@@ -32,7 +33,6 @@ from headrace.model.plan import (
     CalendarWindow,
     Window,
 )
-from headrace.store.duckdb.connection import arrow_table, quoted
 from headrace.store.duckdb.group_schema import EventGroupSchema
 from headrace.store.duckdb.schema import WINDOW_START, ViewSchema
 from headrace.store.duckdb.sliding_schema import SlidingSchema

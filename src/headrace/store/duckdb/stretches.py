@@ -15,9 +15,9 @@ from collections.abc import Sequence
 import duckdb
 import pyarrow as pa
 
+from headrace.kinds.calculator import arrow_table, conformed, quoted
 from headrace.model.plan import POSITION, BoundColumn
 from headrace.store.contract import Repair
-from headrace.store.duckdb.connection import arrow_table, conformed, quoted
 from headrace.store.duckdb.group_schema import EventGroupSchema
 from headrace.store.duckdb.ledger import StoredView, decode_offsets
 from headrace.store.duckdb.repair import Replaced, named

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from headrace.kinds.calculator import quoted
 from headrace.model.plan import ROWS
-from headrace.store.duckdb.connection import quoted
 from headrace.store.duckdb.schema import ViewSchema
 
 __all__ = ["drop_statements", "seed_statement"]

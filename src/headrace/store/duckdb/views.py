@@ -11,10 +11,10 @@ from dataclasses import replace
 import duckdb
 import pyarrow as pa
 
+from headrace.kinds.calculator import quoted
 from headrace.model.errors import MergeError, QueryError, StoreError, ViewChangedError
 from headrace.model.plan import BoundView
 from headrace.store.contract import ViewStatus, ViewWrite
-from headrace.store.duckdb.connection import quoted
 from headrace.store.duckdb.deferred_rows import restore
 from headrace.store.duckdb.finality import Passing
 from headrace.store.duckdb.group_merge import EventGroupMerge

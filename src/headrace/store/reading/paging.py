@@ -19,9 +19,9 @@ from decimal import Decimal, InvalidOperation
 import duckdb
 import pyarrow as pa
 
+from headrace.kinds.calculator import arrow_table, quoted, store_type, text_literal
 from headrace.model.errors import QueryError
 from headrace.model.types import DataType, parse_type
-from headrace.store.duckdb.connection import arrow_table, quoted, store_type, text_literal
 from headrace.store.duckdb.ledger import StoredView
 
 __all__ = ["conditions_sql", "read_page"]

@@ -19,10 +19,10 @@ import duckdb
 import psutil
 import pyarrow as pa
 
+from headrace.kinds.calculator import arrow_reader
 from headrace.model.errors import QueryError, StoreError
 from headrace.model.settings import MEBIBYTE, StoreSettings
 from headrace.store.contract import Freshness, QueryResult
-from headrace.store.duckdb.connection import arrow_reader
 from headrace.store.duckdb.late import Late
 from headrace.store.duckdb.ledger import read_freshness
 from headrace.store.duckdb.views import Views

@@ -13,9 +13,9 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headrace.kinds.calculator import arrow_reader, quoted
 from headrace.model.types import parse_type
 from headrace.store.contract import Freshness, Snapshot
-from headrace.store.duckdb.connection import arrow_reader, quoted
 from headrace.store.duckdb.ledger import StoredView, decode_offsets
 from headrace.store.reading.paging import conditions_sql
 

@@ -55,9 +55,6 @@ def test_whoever_asked_may_leave_before_the_answer() -> None:
     _, recorded = control.resume("readings", "side")
     assert not recorded.cancel()
     recorded.set_result(None)
-    repaired: Any = control.repair(None)  # type: ignore[arg-type]
-    assert not repaired.cancel()
-    repaired.set_result(None)
 
 
 def test_how_far_a_view_is_follows_the_store_from_the_moment_it_has_the_view() -> None:

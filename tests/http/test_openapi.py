@@ -80,7 +80,6 @@ def test_it_covers_every_path_of_the_contract() -> None:
         ("POST", "/v1/sql"),
         ("GET", "/v1/status"),
         ("POST", "/v1/views/{view}/rebuild"),
-        ("POST", "/v1/views/{view}/repair"),
         ("POST", "/v1/views/{view}/snapshot"),
     }
 

@@ -11,7 +11,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -25,10 +24,9 @@ from headrace.proof.duplicates import find_duplicates, repeated
 from headrace.proof.events import LogTable
 from headrace.proof.lateness import judge_in_order
 from headrace.proof.reconcile import reconcile, subject
-from headrace.proof.repairing import write_repair
 from headrace.proof.sessions import Sessions
 from headrace.proof.why import explain
-from headrace.store.contract import Repair, StoredDecision
+from headrace.store.contract import StoredDecision
 
 WITHIN = dt.timedelta(seconds=2)
 EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
@@ -376,96 +374,6 @@ def test_duplicates_are_found_again_in_the_log(
     rig.settle()
     assert rig.store.catalog()["overall"].totals.duplicate == sum(map(len, wanted.values()))
     assert proven(rig, "overall").is_equal
-
-
-def repaired(rig: Any, spark: SparkSession, folder: Path, view: str, between: Any = None) -> Any:
-    """As the command does it; `between` happens after the proof and before the repair."""
-    snapshot = rig.store.snapshot(view, folder / "rows.parquet", {})
-    what = subject(rig.settings, rig.project, snapshot, folder / "rows.parquet")
-    write_repair(spark, what, folder)
-    if between is not None:
-        between()
-    values = [
-        pq.read_table(folder / f"values-{i}.parquet") for i in range(len(what.plan.distincts))
-    ]
-    rows = pq.read_table(folder / "repair.parquet")
-    answer = rig.control.repair(Repair(view, snapshot.tick, rows, tuple(values)))
-    rig.engine.repair_what_was_asked()
-    return answer.result(timeout=0)
-
-
-def shown(rows: list[dict[str, Any]]) -> list[str]:
-    """Without the last digits of doubles: their sums depend on the order of adding."""
-    return sorted(
-        repr({k: f"{v:.9g}" if isinstance(v, float) else v for k, v in row.items()}) for row in rows
-    )
-
-
-REPAIRS = {
-    "tumbling": "UPDATE {state} SET _rows = _rows + 1, amount__sum = 0 WHERE sensor = 'a'",
-    "hopping": "UPDATE {state} SET value__sum = value__sum + 1, revision = 99",
-    "keyed": "DELETE FROM {state} WHERE true",
-    "overall": "UPDATE {state} SET _rows = 7",
-    "each": "UPDATE {state} SET sensor = 'nobody' WHERE _offset < 9",
-    "first_of": "UPDATE {state} SET sensor = 'b' || coalesce(sensor, 'null')",
-    "daily": "UPDATE {state} SET amount__sum = 1",
-}
-
-
-def test_repairs_mend_the_state_and_subscribers_see_them(
-    make_rig: Callable[..., Any],
-    proven: Callable[..., Compared],
-    spark: SparkSession,
-    tmp_path: Path,
-) -> None:
-    rig = make_rig(definitions(*REPAIRS))
-    rig.start()
-    made = events(100)
-    fill(rig, made[:60])
-    for view, change in REPAIRS.items():
-        right = shown(rig.rows(view))
-        tamper(rig, view, change)
-        wrong = shown(rig.rows(view))
-        assert wrong != right, view
-        rig.recorder.changes.clear()
-        tick = rig.store.last_tick()
-        done = repaired(rig, spark, tmp_path, view)
-        assert (done.tick, done.moved) == (tick + 1, 0), view
-        assert shown(rig.rows(view)) == right, view
-        (seen,) = rig.recorder.changes
-        assert {*shown(seen.after.to_pylist())} - {*right} == set()
-        assert {*shown(seen.before.to_pylist())} - {*wrong} == set()
-        snapshot = rig.store.snapshot(view, tmp_path / "again.parquet", {})
-        assert snapshot.repairs == ((tick + 1, done.rows),)
-    fill(rig, made[60:])  # the state is right, not only what it shows
-    rig.lose_store()
-    rig.start()
-    for view in REPAIRS:
-        assert proven(rig, view).is_equal, view
-
-
-def test_a_row_that_moved_since_the_proof_is_left_alone(
-    make_rig: Callable[..., Any],
-    proven: Callable[..., Compared],
-    spark: SparkSession,
-    tmp_path: Path,
-) -> None:
-    rig = make_rig(definitions("tumbling"))
-    rig.start()
-    fill(rig, events(60))
-    tamper(rig, "tumbling", "UPDATE {state} SET _rows = _rows + 1 WHERE sensor = 'a'")
-    wrong = proven(rig, "tumbling").different
-
-    def one_more() -> None:
-        first = next(e for e in events(60) if e["sensor"] == "a")
-        rig.append("readings", [first])
-        rig.settle()
-
-    done = repaired(rig, spark, tmp_path, "tumbling", one_more)
-    assert (done.rows, done.moved) == (wrong - 1, 1)
-    assert proven(rig, "tumbling").different == 1
-    assert repaired(rig, spark, tmp_path, "tumbling").moved == 0
-    assert proven(rig, "tumbling").is_equal
 
 
 def test_sessions_are_judged_in_the_order_of_the_log() -> None:

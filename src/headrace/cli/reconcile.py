@@ -28,9 +28,6 @@ SHOWN_MAX = 1_000
 
 def command(
     view: Annotated[str, typer.Argument(help="The view to prove.")],
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Let the engine replace the rows that differ.")
-    ] = False,
     limit: Annotated[
         int, typer.Option(min=0, max=SHOWN_MAX, help="Show at most so many differing rows.")
     ] = 20,
@@ -40,11 +37,9 @@ def command(
 ) -> None:
     """Compute a view again with one batch query over the log, and compare every row.
 
-    Exit code 0 when all are equal (or were repaired), 1 when some differ, 2 when it cannot be
-    proven.
+    Exit code 0 when all are equal, 1 when some differ, 2 when it cannot be proven.
     """
     from headrace.proof.reconcile import defined_view, reconcile, subject
-    from headrace.proof.repairing import further, write_repair
     from headrace.proof.session import own_spark, scratch
 
     began = time.monotonic()
@@ -58,21 +53,12 @@ def command(
         say(f"proving {name} at tick {snapshot.tick}: {snapshot.rows:,} rows, {events:,} events")
         with own_spark(settings, folder) as spark:
             found = reconcile(spark, what, limit)
-            if repair and not found.is_equal:
-                write_repair(spark, what, folder)
-        repaired = None
-        if repair and not found.is_equal:
-            asked = {"folder": folder.name, "tick": snapshot.tick, **further(what, folder)}
-            address = resolve(settings.directory, None, token)
-            repaired = address.post(f"/v1/views/{quote(name, safe='')}/repair", asked)
-    seconds = time.monotonic() - began
-    document = {**_document(snapshot, found, events, seconds), "repaired": repaired}
+    document = _document(snapshot, found, events, time.monotonic() - began)
     if as_json:
         print_json(document)
     else:
         _show(name, document)
-    is_mended = repaired is not None and repaired["moved"] == 0
-    raise typer.Exit(exits.DONE if found.is_equal or is_mended else exits.CHECK_FAILED)
+    raise typer.Exit(exits.DONE if found.is_equal else exits.CHECK_FAILED)
 
 
 def snapshot_of(
@@ -129,7 +115,4 @@ def _show(name: str, document: dict[str, Any]) -> None:
                 rows.append([found["kind"], side, *found[side].values()])
     if rows:
         print_table(["difference", "side", *columns], rows)
-    done = document["repaired"]
-    if done is not None:
-        moved = f"; {done['moved']} had moved on: run it again" if done["moved"] else ""
-        print(f"{done['rows']} rows were replaced in tick {done['tick']}{moved}")
+    print(f"headrace rebuild {name} fills the view again from the log")

@@ -58,7 +58,6 @@ def command(
         "cut": found.is_cut,
         "revisions": found.revisions,
         "dead": found.dead,
-        "repairs": found.repairs,
     }
     if as_json:
         print_json(document)
@@ -90,8 +89,6 @@ def _show(document: dict[str, Any]) -> None:
             f"revision {revision['revision']} in {when}: {revision['cause']} "
             f"(partition {revision['partition']}, offset {revision['offset']})"
         )
-    for done in document["repairs"]:
-        print(f"tick {done['tick']} repaired {done['rows']} rows of this view after a proof")
     if document["dead"]:
         print(f"{len(document['dead'])} dead letters of this view are in no row")
 

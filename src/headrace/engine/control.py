@@ -13,12 +13,11 @@ from headrace.engine.views import LiveView
 from headrace.log.contract import LogReader
 from headrace.model.errors import LogError, QueryError
 from headrace.serve.operate.control import EngineStatus, StreamReport, TickDurations, ViewReport
-from headrace.store.contract import Repair, Repaired, Store, StoredDecision
+from headrace.store.contract import Store, StoredDecision
 
 __all__ = ["EngineControl"]
 
 DURATIONS_MAX = 1_000
-REPAIRS_MAX = 8  # asked for and not yet done
 
 
 class EngineControl:
@@ -43,7 +42,6 @@ class EngineControl:
         self._decided: list[tuple[list[StoredDecision], Future[None]]] = []
         self._late_applied: list[tuple[str, str]] = []
         self.violations = 0  # sums that did not come out even
-        self._repairs: list[tuple[Repair, Future[Repaired]]] = []
         self.wake = threading.Event()
 
     def set_state(self, state: str, detail: str = "", generation: int | None = None) -> None:
@@ -185,21 +183,6 @@ class EngineControl:
             chosen = views if view is None else [view]
             self._late_applied += [(stream, name) for name in chosen]
         self.wake.set()
-
-    def repair(self, repair: Repair) -> Future[Repaired]:
-        answer: Future[Repaired] = _answer()
-        with self._lock:
-            if len(self._repairs) >= REPAIRS_MAX:
-                raise QueryError("too many repairs at once", hint="try again shortly", status=503)
-            self._repairs.append((repair, answer))
-        self.wake.set()
-        return answer
-
-    def take_repairs(self) -> list[tuple[Repair, Future[Repaired]]]:
-        """Call after take_rebuilds, which takes the wake-up call back."""
-        with self._lock:
-            taken, self._repairs = self._repairs, []
-        return taken
 
     def metrics(self) -> Mapping[str, float]:
         with self._lock:

@@ -113,7 +113,6 @@ class Engine:
             if version != found or self._control.wake.is_set():
                 self.rebuild_what_was_asked()
                 self.decide_what_was_asked()
-                self.repair_what_was_asked()
                 result = self.step()
                 found = version if result is None and not self._failures else None
             else:
@@ -282,28 +281,6 @@ class Engine:
         aside = self._store.sided(view.stream.name, view.name, ASIDE_MAX)
         if self._apply_places(view, [place for place in aside if place in due]):
             view.replays = tuple(r for r in view.replays if (r[0], r[1]) not in due)
-
-    def repair_what_was_asked(self) -> None:
-        """Replace the rows that a proof found wrong, each request in a tick of its own."""
-        for repair, answer in self._control.take_repairs():
-            try:
-                done = self._ticker.repair(repair)
-            except HeadraceError as error:
-                answer.set_exception(error)
-                if isinstance(error, FencedError):
-                    raise
-                continue
-            log.warning(
-                "repaired %s rows of view %s in tick %s; %s had moved on",
-                done.rows,
-                repair.view,
-                done.tick,
-                done.moved,
-            )
-            if done.tick is not None:
-                self._tell()
-                self._publisher.publish(done.changes, tick=done.tick)
-            answer.set_result(done)
 
     def _tell(self) -> None:
         self._control.set_views(list(self._views.values()), self._store.last_tick())

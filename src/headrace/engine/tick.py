@@ -38,8 +38,6 @@ from headrace.spark.analysis import Analysis
 from headrace.spark.leaf import Range
 from headrace.store.contract import (
     Counts,
-    Repair,
-    Repaired,
     Store,
     TickWrite,
     ViewChange,
@@ -91,13 +89,6 @@ class Ticker:
 
     def close(self) -> None:
         self._computer.close()
-
-    def repair(self, repair: Repair) -> Repaired:
-        """Replace rows of a view in a tick of their own."""
-        started = time.time_ns() // 1_000
-        done = self._store.repair(repair, self._generation, started)
-        self._tick = self._store.last_tick()
-        return done
 
     def prepare(self, views: Sequence[LiveView]) -> None:
         """Make the plans of the views as they stand, so that the first tick need not."""

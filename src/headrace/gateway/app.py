@@ -56,7 +56,7 @@ logger = logging.getLogger("headrace.gateway")
 
 Handler = Callable[[Incoming], Awaitable[Response | None]]
 
-_VIEW_PATH = re.compile(r"/v1/views/([^/]+)(?:/(changes|deadletters|rebuild|repair|snapshot))?")
+_VIEW_PATH = re.compile(r"/v1/views/([^/]+)(?:/(changes|deadletters|rebuild|snapshot))?")
 _STREAM_PATH = re.compile(
     r"/v1/streams/([^/]+)/(completeness(?:/accept|/retire)?|late|late/apply|resume)"
 )
@@ -118,7 +118,6 @@ class GatewayApp:
             "changes": {"GET": ("query", self._forward)},
             "deadletters": {"GET": ("admin", self._forward)},
             "rebuild": {"POST": ("admin", self._forward)},
-            "repair": {"POST": ("admin", self._forward)},
             "snapshot": {"POST": ("admin", self._forward)},
         }
         self._stream_routes: dict[str, dict[str, tuple[str | None, Handler]]] = {

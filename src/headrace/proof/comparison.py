@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Compared", "Difference", "compare", "differing"]
+__all__ = ["Compared", "Difference", "compare"]
 
 RELATIVE = "1e-9D"  # how far apart two DOUBLE values of a column may be, by the larger of them
 MISSING, EXTRA, OTHER = "missing", "extra", "different"
@@ -57,11 +57,6 @@ def compare(stored: DataFrame, proven: DataFrame, names: Sequence[str], limit: i
     kept = joined.where("kind IS NOT NULL").limit(limit).selectExpr("kind", *sides)
     differences = (_difference(row, names) for row in kept.toArrow().to_pylist())
     return replace(found, differences=tuple(differences))
-
-
-def differing(stored: DataFrame, proven: DataFrame, columns: int) -> DataFrame:
-    """The rows that differ: the keys, `kind`, and each side as a struct, NULL where it has none."""
-    return _joined(stored, proven, columns).where("kind IS NOT NULL")
 
 
 def _joined(stored: DataFrame, proven: DataFrame, columns: int) -> DataFrame:

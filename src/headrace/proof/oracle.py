@@ -34,9 +34,8 @@ class Oracle:
     columns that it needs.
 
     The rest asks the same of single events: what to read them `events` from, which are in the view
-    (`where`), their `key_texts`, by what they are grouped (`groups`), whether an event's window had
-    been `passed` before it, and whether it is `taken` in; `window` is the column with its window,
-    `ends` an aggregate of what is grouped: WINDOW_END."""
+    (`where`), their `key_texts`, whether an event's window had been `passed` before it, and whether
+    it is `taken` in."""
 
     sql: str
     outputs: int
@@ -45,11 +44,8 @@ class Oracle:
     events: str
     where: str
     key_texts: tuple[str, ...]
-    groups: tuple[str, ...] = ()
     passed: str = "false"
     taken: str = "true"
-    window: str = ""
-    ends: str = ""
 
 
 def oracle(plan: ViewPlan, stream: Stream) -> Oracle:
@@ -63,7 +59,7 @@ def oracle(plan: ViewPlan, stream: Stream) -> Oracle:
     where = [f"({canonical(query.args['where'].this)})"] if query.args.get("where") else []
     events = canonical(query.args["from_"].this)
     keys, passed, taken = [key.sql for key in plan.keys], "false", None
-    within, window, ends = list(where), "", ""
+    within = list(where)
     if isinstance(plan.window, Sliding):  # see sliding.py
         keys.append(EVENT_TIME)
     elif plan.window is not None:
@@ -82,8 +78,7 @@ def oracle(plan: ViewPlan, stream: Stream) -> Oracle:
         if isinstance(plan.window, EventGroup):  # of a key two may begin at one time
             keys += ["_start.p", "_start.o"]
         chosen += [f"{keys[i]} AS k{i}" for i in range(len(plan.keys), len(keys))]
-        ends = _ends(plan, window)
-        chosen += [f"{ends} AS {WINDOW_END}", f"count_if({passed}) AS {REVISION}"]
+        chosen += [f"{_ends(plan, window)} AS {WINDOW_END}", f"count_if({passed}) AS {REVISION}"]
         where += [taken] if taken else []
     parts = [f"SELECT {', '.join(chosen)} FROM {events}"]
     parts += [f"WHERE {' AND '.join(where)}"] if where else []
@@ -101,11 +96,8 @@ def oracle(plan: ViewPlan, stream: Stream) -> Oracle:
         events=events,
         where=" AND ".join(within) or "true",
         key_texts=tuple(keys),
-        groups=tuple(groups),
         passed=passed,
         taken=taken or "true",
-        window=window,
-        ends=ends,
     )
 
 

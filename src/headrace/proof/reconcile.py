@@ -99,7 +99,7 @@ def reconcile(spark: SparkSession, what: Subject, limit: int) -> Compared:
     question = oracle(what.plan, what.stream)
     names = what.snapshot.columns
     with told(what):
-        return compare(stored_rows(spark, what), proven_rows(spark, what, question), names, limit)
+        return compare(_stored_rows(spark, what), _proven_rows(spark, what, question), names, limit)
 
 
 @contextmanager
@@ -118,11 +118,11 @@ def told(what: Subject) -> Iterator[None]:
         ) from error
 
 
-def stored_rows(spark: SparkSession, what: Subject) -> DataFrame:
+def _stored_rows(spark: SparkSession, what: Subject) -> DataFrame:
     return spark.read.parquet(str(what.rows))
 
 
-def proven_rows(spark: SparkSession, what: Subject, question: Oracle) -> DataFrame:
+def _proven_rows(spark: SparkSession, what: Subject, question: Oracle) -> DataFrame:
     """The rows that the log gives, in the shape of the snapshot's file."""
     declare_events(spark, what, question.columns)
     if isinstance(what.plan.window, SessionWindow):

@@ -15,17 +15,16 @@ from sqlglot import expressions as exp
 
 from headrace.compile.faults import SourceText
 from headrace.compile.sql.dialect import canonical, parse_tokens, tokenize
-from headrace.log.contract import EVENT_TIME, NO_EVENT_TIME
+from headrace.log.contract import EVENT_TIME
 from headrace.model.definitions import LatePolicy, Stream
-from headrace.model.plan import ASIDE, PASSED, ROWS, Sliding, ViewPlan
-from headrace.proof.aggregates import aggregate_sql, one_event_sql
+from headrace.model.plan import Sliding, ViewPlan
 from headrace.proof.events import APPLIED_TO, DECISION, OFFSET, PARTITION, WATERMARK
 from headrace.proof.oracle import REVISION, WINDOW_END, Oracle
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["bound_sql", "sliding_rows", "sliding_state"]
+__all__ = ["bound_sql", "sliding_rows"]
 
 FRAME_OF = "_frame_of"
 _AT, _BOUND = "_at", "_bound"
@@ -42,58 +41,6 @@ def sliding_rows(
         f"ON c.{PARTITION} = n._p AND c.{OFFSET} = n._o "
         f"WHERE NOT coalesce({_AT} < {_BOUND}, false)"
     )
-
-
-def sliding_state(
-    spark: SparkSession, plan: ViewPlan, stream: Stream, question: Oracle
-) -> DataFrame:
-    """What the store keeps of each event that some row takes: its keys, its time and the moment
-    after, the revision, ROWS, its partials, PASSED, ASIDE, and the columns of its frames. These are
-    NULL where the event's own row does not take it: nobody sees that row."""
-    window = plan.window
-    assert isinstance(window, Sliding)
-    _declare_frames(spark, plan, stream, question)
-    reach = window.range_microseconds
-    own = [f"({key.sql})" for key in plan.keys]
-    own += [EVENT_TIME, f"timestamp_micros({_AT} + 1L)"]
-    passed = f"coalesce({WATERMARK}, {NO_EVENT_TIME + 1}L - 1L)"
-    aside = f"IF({_BOUND} > {_AT}, {_BOUND}, NULL)"
-    before = one_event_sql(own, "a")
-    after = one_event_sql([passed, aside], "z")
-    partials = [f"{aggregate_sql(p)} AS p{i}" for i, p in enumerate(plan.partials)]
-    unreached = "false" if reach is None else f"coalesce({_AT} + {reach}L < {_BOUND}, false)"
-    events = (
-        f"SELECT {PARTITION} AS _p, {OFFSET} AS _o, {', '.join([*before, *partials, *after])} "
-        f"FROM _base WHERE NOT {unreached} GROUP BY {PARTITION}, {OFFSET}"
-    )
-    frames = [f"{_over(plan, window, i)} AS f{i}" for i in range(len(window.columns))]
-    places = f"{PARTITION}, {OFFSET}, {FRAME_OF}"
-    framed = _own_frames(f"SELECT {places}, {', '.join(frames)} FROM _framed")
-    columns = [f"e.a{i}" for i in range(len(own))]
-    columns += [f"coalesce(n.{REVISION}, 0L) AS {REVISION}", f"1L AS {ROWS}"]
-    columns += [f"e.p{i}" for i in range(len(plan.partials))]
-    columns += [f"e.z0 AS {PASSED}", f"e.z1 AS {ASIDE}"]
-    columns += [f"f.f{i}" for i in range(len(frames))]
-    return spark.sql(
-        f"SELECT {', '.join(columns)} FROM ({events}) e "
-        f"LEFT JOIN ({framed}) f ON f.{PARTITION} = e._p AND f.{OFFSET} = e._o "
-        f"LEFT JOIN _late_in n ON n._p = e._p AND n._o = e._o"
-    )
-
-
-def _over(plan: ViewPlan, window: Sliding, number: int) -> str:
-    """What the definition's aggregates are made of, over the frame of a row."""
-    column = window.columns[number]
-    reach = column.range_microseconds
-    keys = ", ".join([*(f"_s{i}" for i in range(len(window.keys))), FRAME_OF])
-    preceding = "UNBOUNDED" if reach is None else f"{reach}L"
-    over = (
-        f" OVER (PARTITION BY {keys} ORDER BY {_AT} "
-        f"RANGE BETWEEN {preceding} PRECEDING AND CURRENT ROW)"
-    )
-    if column.partial == ROWS:
-        return f"count(*){over}"
-    return aggregate_sql(next(p for p in plan.partials if p.name == column.partial), over)
 
 
 def _own_frames(rows: str) -> str:

@@ -41,7 +41,6 @@ class Explained:
     is_cut: bool
     revisions: tuple[Mapping[str, Any], ...]
     dead: tuple[Mapping[str, Any], ...]
-    repairs: tuple[Mapping[str, int], ...]
 
 
 def the_row(what: Subject) -> dict[str, Any]:
@@ -98,7 +97,6 @@ def explain(spark: SparkSession, what: Subject, limit: int) -> Explained:
         is_cut=len(found) > limit,
         revisions=tuple(revisions),
         dead=tuple(dead[:limit]),
-        repairs=tuple({"tick": tick, "rows": rows} for tick, rows in what.snapshot.repairs),
     )
 
 

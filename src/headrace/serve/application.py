@@ -41,7 +41,6 @@ ROUTES = (
     _route("GET", "/v1/views/NAME/deadletters", views.list_dead_letters),
     _route("POST", "/v1/views/NAME/rebuild", operations.rebuild),
     _route("POST", "/v1/views/NAME/snapshot", proof.snapshot),
-    _route("POST", "/v1/views/NAME/repair", proof.repair),
     _route("POST", "/v1/sql", views.run_sql),
     _route("GET", "/v1/streams/NAME/late", late.list_late),
     _route("POST", "/v1/streams/NAME/late/apply", late.apply_late),

@@ -17,7 +17,7 @@ import pyarrow as pa
 from headrace.model.definitions import Stream
 from headrace.model.plan import BoundView
 from headrace.store.late_counts import LateCounts
-from headrace.store.proofs import Repair, Repaired, Snapshot
+from headrace.store.proofs import Snapshot
 
 __all__ = [
     "INCIDENT",
@@ -29,8 +29,6 @@ __all__ = [
     "Offsets",
     "Page",
     "QueryResult",
-    "Repair",
-    "Repaired",
     "Snapshot",
     "Store",
     "StoreDeadLetter",
@@ -338,10 +336,6 @@ class Store(Protocol):
         (for example a BIGINT sum that overflows). Then nothing is stored. Runs short of memory:
         interrupts users' queries and tries again once.
         """
-
-    def repair(self, repair: Repair, generation: int, started_at_microseconds: int) -> Repaired:
-        """Replace rows in a tick of their own, with changes, progress and a record in the ledger.
-        Raises FencedError; StoreError when the view is not open or cannot be repaired by rows."""
 
     def changes(self, view: str, after_tick: int, limit_ticks: int) -> Sequence[ViewChange]:
         """The stored changes of ticks > after_tick, ascending. Raises ChangesExpiredError when

@@ -198,7 +198,7 @@ def test_queries_pass_through(shared_gateway: Any, engine: EngineServer) -> None
     assert large.status_code == 413
 
 
-ADMIN_PATHS = ("/deadletters", "/rebuild", "/repair", "/snapshot", "/sql", "/metrics")
+ADMIN_PATHS = ("/deadletters", "/rebuild", "/snapshot", "/sql", "/metrics")
 QUERY_PATHS = (
     *(f"/v1/views/income{slash}deadletters" for slash in ("/", "%2F", "%2f", "%252F", "%25252F")),
     *(f"/v1/views/income%{odd}deadletters" for odd in ("c0%af", "25c0%25af", "EF%BC%8F", "5C")),

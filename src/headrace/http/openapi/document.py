@@ -284,11 +284,6 @@ def _view_paths() -> Json:
                 scope="admin",
             ),
         },
-        "/v1/views/{view}/repair": _proof_path(
-            "repairView",
-            "Replace rows that a proof found wrong, from a file of the run directory.",
-            "Replaced.",
-        ),
         "/v1/views/{view}/snapshot": _proof_path(
             "snapshotView",
             "Write a view's rows at one tick to a file of the project's run directory.",

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from headrace.store.contract import Counts, Repair, Repaired
+from headrace.store.contract import Counts
 
 __all__ = ["Control", "EngineStatus", "StreamReport", "TickDurations", "ViewReport"]
 
@@ -92,10 +92,6 @@ class Control(Protocol):
     def apply_late(self, stream: str, view: str | None) -> None:
         """Ask for the events set aside for the view (None: for every view of the stream) to be
         applied now, as revisions; returns before it is done. Raises QueryError (404)."""
-
-    def repair(self, repair: Repair) -> Future[Repaired]:
-        """Ask for rows of a view to be replaced, in a tick of their own; the answer comes when it
-        is done. Raises QueryError (503) when too many are asked for at once."""
 
     def metrics(self) -> Mapping[str, float]:
         """Further figures for /metrics by name, without the `headrace_` in front. A name that ends

@@ -21,8 +21,6 @@ from headrace.store.contract import (
     Offsets,
     Page,
     QueryResult,
-    Repair,
-    Repaired,
     Snapshot,
     Store,
     StoredDecision,
@@ -233,10 +231,6 @@ class DuckStore:
     def late(self, stream: str, limit: int) -> LateCounts:
         with self._queries.read() as (cursor, _):
             return self._late.counts(cursor, stream, limit)
-
-    def repair(self, repair: Repair, generation: int, started_at_microseconds: int) -> Repaired:
-        with self._lock:
-            return self._commits.repair(repair, generation, started_at_microseconds)
 
     # Reads
 

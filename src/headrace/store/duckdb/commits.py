@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 
 import duckdb
 
@@ -15,10 +14,7 @@ from headrace.model.errors import FencedError, StoreError
 from headrace.model.settings import StoreSettings
 from headrace.store.conservation import check_sums
 from headrace.store.contract import (
-    Counts,
     Freshness,
-    Repair,
-    Repaired,
     StreamProgress,
     TickWrite,
     ViewChange,
@@ -28,9 +24,7 @@ from headrace.store.duckdb.changes import Retention, encode_rows
 from headrace.store.duckdb.dedup_keys import SeenStreams
 from headrace.store.duckdb.late import Late
 from headrace.store.duckdb.ledger import Ledger, Moved, read_freshness
-from headrace.store.duckdb.merge import Merged, ViewMerge
-from headrace.store.duckdb.repair import replace_rows
-from headrace.store.duckdb.stretches import replace_stretches
+from headrace.store.duckdb.merge import Merged
 from headrace.store.duckdb.views import Views
 
 __all__ = ["Commits"]
@@ -175,47 +169,6 @@ class Commits:
                 f"generation {generation} was replaced by {self.generation}",
                 hint="another engine took over; this one must stop",
             )
-
-    def repair(self, repair: Repair, generation: int, started_at_microseconds: int) -> Repaired:
-        """A tick that replaces rows and moves no view. What was remembered of the view's rows is
-        read anew."""
-        self._check_generation(generation)
-        merge = self._views.merges.get(repair.view)
-        by_row = type(merge) is ViewMerge
-        if merge is None or by_row != (repair.stretches is None):
-            raise StoreError(
-                f"view {repair.view} cannot be repaired with these rows",
-                hint=f"run headrace reconcile {repair.view} --repair again",
-            )
-        self._views.write_behind([repair.view])
-        stored = self._views.stored[repair.view]
-        tick = self.freshness.tick + 1
-        write = TickWrite(tick, generation, started_at_microseconds, ())
-        nothing = ViewWrite(repair.view, None, {}, {}, Counts(), None)
-        committed_at = max(time.time_ns() // 1000, self.freshness.committed_at_microseconds)
-        try:
-            with self._transaction():
-                replace_some = replace_rows if by_row else replace_stretches
-                found = replace_some(self._connection, merge.schema, stored, repair)
-                if not found.is_any:
-                    return Repaired(None, 0, found.moved)
-                moved = replace(
-                    self._moved(nothing, None),
-                    change_rows=found.before.num_rows + found.after.num_rows,
-                    before=encode_rows(found.before),
-                    after=encode_rows(found.after),
-                )
-                self._ledger.add_progress(tick, [moved])
-                self._ledger.add_repair(tick, stored.number, found.rows)
-                self._ledger.add_tick(write, committed_at, self.streams)
-        except duckdb.Error as error:
-            raise StoreError(f"view {repair.view} was not repaired: {error}") from error
-        merge.forget()
-        self._views.accept(tick, {}, {repair.view: moved})
-        self._retention.add(tick, moved.change_rows)
-        self.freshness = Freshness(tick, committed_at)
-        change = ViewChange(repair.view, tick, found.before, found.after)
-        return Repaired(tick, found.rows, found.moved, (change,))
 
     def _moved(self, view: ViewWrite, merged: Merged | None) -> Moved:
         stored = self._views.stored[view.view]

@@ -56,7 +56,6 @@ TABLES = (
     " read BIGINT, applied BIGINT, filtered BIGINT, late BIGINT, sided BIGINT, dropped BIGINT,"
     " dead BIGINT, duplicate BIGINT, watermark BIGINT, change_rows BIGINT, before BLOB,"
     " after BLOB, state BLOB)",
-    "CREATE TABLE IF NOT EXISTS _headrace.repairs (tick BIGINT, number BIGINT, rows BIGINT)",
     "CREATE TABLE IF NOT EXISTS _headrace.dead_letters (tick BIGINT, number BIGINT,"
     " stream VARCHAR, partition BIGINT, position BIGINT, reason VARCHAR, raw VARCHAR)",
 )
@@ -246,16 +245,6 @@ class Ledger:
             },
         )
 
-    def add_repair(self, tick: int, number: int, rows: int) -> None:
-        """All rows of the view are in their table: what earlier ticks left beside it must not come
-        back in place of what was repaired."""
-        self._connection.execute(
-            f"UPDATE _headrace.progress SET state = NULL WHERE number = {number}"
-        )
-        self._connection.execute(
-            "INSERT INTO _headrace.repairs VALUES (?, ?, ?)", [tick, number, rows]
-        )
-
     def prune(
         self, last_tick: int, lowest_change_tick: int, behind_since: int, open_views: Sequence[int]
     ) -> None:
@@ -310,7 +299,7 @@ class Ledger:
         )
 
     def remove_view(self, number: int) -> None:
-        for table in ("views", "progress", "dead_letters", "repairs"):
+        for table in ("views", "progress", "dead_letters"):
             self._connection.execute(f"DELETE FROM _headrace.{table} WHERE number = {number}")
 
     def stored_views(self) -> dict[str, StoredView]:

@@ -161,7 +161,6 @@ class ViewSchema:
             f", {quoted(c.name)} AS {quoted(name)}"
             for c, name in zip(self.group, self.hidden, strict=True)
         )
-        hidden += f", {self.id}"  # by which a row is known to be as it was seen, see repair.py
         read = f"CREATE VIEW {self.read_view} AS {self._select_sql(hidden)}"
         return [*statements, read, self.public_view_statement()]
 

@@ -1,7 +1,7 @@
 """A view as it stood at one tick, written to a file, with all that the ledger knows of it.
 
 Rows are streamed: no view is too large. Columns are named by their place, c0, c1, … for the public
-ones, k0, k1, … for the keys that tell rows apart, and `id`, which every written row gets anew.
+ones and k0, k1, … for the keys that tell rows apart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headrace.store.contract import Freshness, Snapshot
 from headrace.store.duckdb.ledger import StoredView, decode_offsets
 from headrace.store.reading.paging import conditions_sql
 
-__all__ = ["applied_since", "write_snapshot"]
+__all__ = ["write_snapshot"]
 
 DEAD_MAX = 1_000_000
 TICKS_MAX = 20_000
@@ -38,7 +38,6 @@ def write_snapshot(
     Store.read_view does."""
     number = stored.number
     starts, progress = _progress(connection, number)
-    has_ids = len(_read_columns(connection, number)) > len(stored.columns) + len(stored.hidden)
     rows = _write_rows(connection, stored, file, conditions_sql(stored, filters))
     dead = connection.execute(
         "SELECT DISTINCT partition, position FROM _headrace.dead_letters"
@@ -59,9 +58,6 @@ def write_snapshot(
         dead=tuple((partition, offset) for partition, offset in dead),
         decisions=_decisions(connection, stored.entry.stream),
         applied=_applied(connection, stored),
-        repairs=_repairs(connection, number),
-        has_ids=has_ids,
-        last_id=_last_id(connection, stored) if has_ids else -1,
         ticks_from=max(stored.created_tick + 1, _lowest_tick(connection)),
         ticks=_ticks(connection, number) if with_ticks else (),
     )
@@ -90,16 +86,6 @@ def _decisions(
     return tuple((partition, offset, decision) for partition, offset, decision in found)
 
 
-def applied_since(
-    connection: duckdb.DuckDBPyConnection, stored: StoredView, tick: int
-) -> list[tuple[int, int]]:
-    """(partition, offset) of the events that ticks after this one applied to the view after they
-    had been set aside."""
-    return sorted(
-        {(place[0], place[1]) for place in _applied(connection, stored) if place[3] > tick}
-    )
-
-
 def _applied(
     connection: duckdb.DuckDBPyConnection, stored: StoredView
 ) -> tuple[tuple[int, int, int, int, int], ...]:
@@ -115,27 +101,6 @@ def _applied(
         [stored.entry.view],
     ).fetchall()
     return tuple((place, offset, start, tick, at) for place, offset, start, tick, at in found)
-
-
-def _read_columns(connection: duckdb.DuckDBPyConnection, number: int) -> list[str]:
-    found = connection.execute(f"DESCRIBE _headrace.read_{number}").fetchall()
-    return [row[0] for row in found]
-
-
-def _last_id(connection: duckdb.DuckDBPyConnection, stored: StoredView) -> int:
-    columns = _read_columns(connection, stored.number)
-    name = quoted(columns[len(stored.columns) + len(stored.hidden)])
-    ((last,),) = connection.execute(
-        f"SELECT coalesce(max({name}), -1) FROM _headrace.state_{stored.number}"
-    ).fetchall()
-    return int(last)
-
-
-def _repairs(connection: duckdb.DuckDBPyConnection, number: int) -> tuple[tuple[int, int], ...]:
-    found = connection.execute(
-        f"SELECT tick, rows FROM _headrace.repairs WHERE number = {number} ORDER BY tick"
-    ).fetchall()
-    return tuple((tick, rows) for tick, rows in found)
 
 
 def _lowest_tick(connection: duckdb.DuckDBPyConnection) -> int:
@@ -160,10 +125,8 @@ def _write_rows(
 ) -> int:
     public = [f"{quoted(name)} AS c{i}" for i, (name, _) in enumerate(stored.columns)]
     keys = [f"{quoted(name)} AS k{i}" for i, name in enumerate(stored.hidden)]
-    further = _read_columns(connection, stored.number)[len(public) + len(keys) :]
-    ids = [f"{quoted(name)} AS id" for name in further[:1]]
     table = f"_headrace.read_{stored.number}"
-    chosen = ", ".join([*public, *keys, *ids])
+    chosen = ", ".join([*public, *keys])
     reader = arrow_reader(connection, f"SELECT {chosen} FROM {table}{where}")
     types = [parse_type(type_).arrow for _, type_ in stored.columns]
     fields = [pa.field(f"c{i}", type_) for i, type_ in enumerate(types)]

@@ -132,4 +132,5 @@ class Kind(Protocol):
         """SELECT of the public rows of one view, its columns named so, in a snapshot."""
 
     def keyed_select_sql(self, view: int, names: Sequence[str], hidden: Sequence[str]) -> str:
-        """The same, and after these the key columns, named so."""
+        """The same, and after these the key columns, named so; where `feed_is_rows`, TICK after
+        them: by it the store reads the changes of a tick."""

@@ -10,6 +10,7 @@ import pytest
 
 from headrace.log.contract import (
     NO_EVENT_TIME,
+    NO_POSITION,
     Advance,
     DeadLetter,
     Group,
@@ -115,7 +116,9 @@ def test_every_range_reads_exactly_its_events(backend: Any, shop: Any) -> None:
             pieces = list(reader.read("transactions", 0, start, end))
             reached = start
             for piece in pieces:
-                assert piece.base_offset == reached
+                assert piece.offsets.tolist() == list(
+                    range(reached, reached + piece.batch.num_rows)
+                )
                 assert piece.maximum_before == max(times[:reached], default=NO_EVENT_TIME)
                 assert piece.batch.schema == stored_schema(stream)
                 reached += piece.batch.num_rows
@@ -416,3 +419,44 @@ def test_received_time_stands_in_for_a_missing_event_time(backend: Any, shop: An
         batch = shop.batch(stream, first, 1, received=received)
         writer.append(Group((PartitionBatch("transactions", 0, batch),)))
     assert next(iter(reader.read("transactions", 0, 2, 3))).maximum_before == 500
+
+
+def test_what_is_stored_together_has_one_position_and_what_comes_later_a_higher_one(
+    backend: Any, shop: Any
+) -> None:
+    stream, other = shop.stream(), shop.stream("refunds", partitions=1)
+    writer, reader = backend.writer([stream, other]), backend.reader([stream, other])
+    assert reader.position() == NO_POSITION
+    stored: dict[tuple[str, int], list[int]] = {}
+    ends: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+
+    def append(*batches: PartitionBatch, **more: Any) -> int:
+        position = int(writer.append(Group(batches, **more)).position)
+        assert position == reader.position()
+        assert position > max(ends, default=NO_POSITION)
+        for item in batches:
+            of_partition = stored.setdefault((item.stream, item.partition), [])
+            of_partition += [position] * item.batch.num_rows
+        ends[position] = (reader.ends("transactions"), reader.ends("refunds"))
+        return position
+
+    append(shop.to(stream, 0, 0, 3), shop.to(other, 0, 50, 2), shop.to(stream, 0, 3, 1))
+    append(dead=(letter(0),))
+    position = append(advances=(Advance("transactions", 2, 9_000_000, "idle"),))
+    assert {a.position for a in reader.advances("transactions", 2, 0, 0)} == {position}
+    for number in range(30):
+        append(shop.to(stream, number % 3, number, number + 1), shop.to(other, 0, 0, number % 2))
+    writer.close()
+    writer = backend.writer([stream, other])
+    assert reader.position() == max(ends)
+    append(shop.to(stream, 1, 9, 5_000), shop.to(other, 0, 0, 1))
+    for (name, partition), positions in stored.items():
+        end = reader.ends(name)[partition]
+        for start, size in ((0, end), (1, end - 1), (end // 2, 3)):
+            found = reader.read(name, partition, start, start + size, ["id"])
+            assert [p for piece in found for p in piece.positions] == positions[start:][:size]
+    for at, known in ends.items():
+        assert (reader.cut_at("transactions", at), reader.cut_at("refunds", at)) == known
+    assert reader.cut_at("transactions", NO_POSITION) == (0, 0, 0)
+    assert reader.cut_at("refunds", max(ends) + 1_000) == reader.ends("refunds")
+    assert writer.append(Group()).position == max(ends)

@@ -85,7 +85,7 @@ class Feed:
             requests.append((request, request.body))
         rows = [self._decoder.decode(requests)]
         draft = self._builder.build(rows)
-        group, appended = draft.group, Appended((), (), ())
+        group, appended = draft.group, Appended()
         if group.batches or group.receipts or group.dead:
             appended = self._writer.append(group)
         counts = count_group(rows, draft, appended)[self.stream.name]

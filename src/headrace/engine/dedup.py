@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.model.definitions import Stream
-from headrace.spark.leaf import EVENT_TIME, WATERMARK, Range, Source
+from headrace.spark.leaf import EVENT_TIME, OFFSET, WATERMARK, Range, Source
 from headrace.store.contract import Store
 from headrace.store.duckdb.dedup_keys import (
     HASH,
@@ -114,15 +114,15 @@ def find_duplicates(
 def _read(log_directory: Path, stream: Stream, ranges: Sequence[Range]) -> _Events:
     assert stream.deduplication is not None
     keys = [column.name for column in key_columns(stream)]
-    source = Source(log_directory, stream, (EVENT_TIME, WATERMARK, *dict.fromkeys(keys)))
+    source = Source(log_directory, stream, (OFFSET, EVENT_TIME, WATERMARK, *dict.fromkeys(keys)))
     schema = events_schema(stream)
     memory = 2 * stream.deduplication.within_microseconds
     tables: list[pa.Table] = []
     offsets: list[Numbers] = []
     marks: list[Numbers] = []
     for r in ranges:
-        offsets.append(np.arange(r.start, r.end))
         for batch in source.read(r):
+            offsets.append(batch.column(OFFSET).to_numpy())
             times = batch.column(EVENT_TIME).cast(pa.int64()).to_numpy()
             watermarks = batch.column(WATERMARK).to_numpy()
             marks.append(np.maximum(watermarks + stream.delay_microseconds, times))

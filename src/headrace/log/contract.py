@@ -1,15 +1,21 @@
 """The log contract; tests/log/test_conformance.py runs against every backend.
 
 A log holds streams; a stream has numbered partitions; a partition is a sequence of events with
-offsets 0, 1, 2, … without holes. Offsets never change meaning.
+ascending offsets. Offsets never change meaning, and mean nothing but their order: there may be
+holes between them, so only the log can say how many events a range has and where a part of it ends.
+
+Everything in the log, of all its streams, has a position: what was stored together has the same
+one, and what was stored later has a higher one. Positions too can only be compared.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from headrace.model.completeness import Holder
@@ -20,6 +26,7 @@ __all__ = [
     "GAPS_MAX",
     "GAPS_TOTAL_MAX",
     "LINES_MAX",
+    "NO_POSITION",
     "QUALITIES",
     "QUALITY",
     "RECEIVED_AT",
@@ -52,6 +59,7 @@ NUMBERS_MAX = 2**62  # sequence numbers are below this
 GAPS_MAX = 100  # gaps in a report, of one number line
 GAPS_TOTAL_MAX = 10_000  # of all; then lines come without gaps, marked as truncated
 NO_EVENT_TIME = -(2**63)  # the running maximum before the first event of a partition
+NO_POSITION = -1  # of events archived before positions were kept; it is before all others
 
 # Only in streams with clocks, between the stream's own columns and RECEIVED_AT:
 EVENT_TIME = "_event_time"  # TIMESTAMP NOT NULL, corrected
@@ -245,6 +253,7 @@ class Advance:
     reason: str
     producer: str = ""
     offset: int = -1  # given by the log when appended
+    position: int = NO_POSITION  # likewise
 
 
 @dataclass(frozen=True)
@@ -265,26 +274,52 @@ class Group:
 
 @dataclass(frozen=True)
 class Appended:
-    """The events of `group.batches[i]` have the offsets base_offsets[i] ≤ offset < ends[i]."""
+    """The events of `group.batches[i]` have offsets base_offsets[i] ≤ offset < ends[i], and no
+    others have; `rows[i]` is how many the log counted. All that the group stored has the same
+    `position`."""
 
-    base_offsets: tuple[int, ...]
-    ends: tuple[int, ...]
-    dead_numbers: tuple[int, ...]
+    base_offsets: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()
+    dead_numbers: tuple[int, ...] = ()
+    position: int = NO_POSITION
 
 
 @dataclass(frozen=True)
 class LogBatch:
-    """Consecutive events of a partition, zero-copy where the backend can.
+    """Consecutive events of a partition, at least one, zero-copy where the backend can.
 
+    `offset_runs` are (row, its offset): the rows behind it, up to the next run, have the numbers
+    that follow. `position_runs` are (row, its position), which those behind it have too.
     `maximum_before` is the highest event time (microseconds) of all events and advances before
-    the one at `base_offset` in the partition, NO_EVENT_TIME if there are none. `maxima` are the
-    places within the batch where an advance stands: (row, the maximum before that row), ascending.
+    the first row in the partition, NO_EVENT_TIME if there are none. `maxima` are the places
+    within the batch where an advance stands: (row, the maximum before that row), ascending.
     """
 
-    base_offset: int
+    offset_runs: tuple[tuple[int, int], ...]
+    position_runs: tuple[tuple[int, int], ...]
     maximum_before: int
     batch: pa.RecordBatch = field(repr=False)
     maxima: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def first_offset(self) -> int:
+        return self.offset_runs[0][1]
+
+    @cached_property
+    def offsets(self) -> np.ndarray:
+        """The offset of each row, ascending."""
+        rows, offsets = np.array(self.offset_runs, dtype=np.int64).T
+        lengths = np.diff(rows, append=self.batch.num_rows)
+        offsets = np.repeat(offsets - rows, lengths)
+        offsets += np.arange(self.batch.num_rows)
+        return offsets
+
+    @cached_property
+    def positions(self) -> np.ndarray:
+        """The position of each row: ascending, with repetitions."""
+        rows, positions = np.array(self.position_runs, dtype=np.int64).T
+        return np.repeat(positions, np.diff(rows, append=self.batch.num_rows))
 
 
 class LogReader(Protocol):
@@ -307,6 +342,15 @@ class LogReader(Protocol):
     def maxima(self, stream: str) -> tuple[int, ...]:
         """The highest event time of all durable events and advances, per partition, NO_EVENT_TIME
         where there is none. As cheap as ends(), and never decreases either."""
+
+    def position(self) -> int:
+        """The highest position that readers see; NO_POSITION before the first. As cheap as
+        ends(), and never decreases either."""
+
+    def cut_at(self, stream: str, position: int) -> tuple[int, ...]:
+        """Per partition, the offset after the last event whose position is not above the given
+        one: where all streams are cut at one position, they show the same groups. Of what the log
+        no longer holds, all counts as before."""
 
     def maximum(self, stream: str, partition: int, offset: int) -> int:
         """The same of the events before `offset` and the advances durable now that stand before

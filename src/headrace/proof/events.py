@@ -140,14 +140,14 @@ class LogTable:
             steps = [(0, found.maximum_before), *found.maxima]
             known = [(row, maximum) for row, maximum in steps if maximum != NO_EVENT_TIME]
             if known:
-                yield self._steps(piece.partition, found.base_offset, known)
+                yield self._steps(piece.partition, found, known)
             whole = self._rows(piece.partition, found, clock)
             for start in range(0, whole.num_rows, BATCH_ROWS):
                 yield whole.slice(start, BATCH_ROWS)
 
     def _rows(self, partition: int, found: LogBatch, clock: str) -> pa.RecordBatch:
         rows = found.batch.num_rows
-        offsets = np.arange(found.base_offset, found.base_offset + rows)
+        offsets = found.offsets
         left_out = self.left_out.get(partition)
         taken = ~np.isin(offsets, left_out) if left_out else np.ones(rows, dtype=np.bool_)
         values = [self._values(found.batch, name) for name in self.columns]
@@ -183,12 +183,12 @@ class LogTable:
         return pa.array([quality] * batch.num_rows, pa.string())
 
     def _steps(
-        self, partition: int, base_offset: int, steps: Sequence[tuple[int, int]]
+        self, partition: int, found: LogBatch, steps: Sequence[tuple[int, int]]
     ) -> pa.RecordBatch:
         count = len(steps)
         times = pa.array([maximum for _, maximum in steps], pa.timestamp("us", "UTC"))
         nothing = [pa.nulls(count, self._type(name).arrow) for name in self.columns]
-        offsets = pa.array([base_offset + row for row, _ in steps], pa.int64())
+        offsets = pa.array([found.offsets[row] for row, _ in steps], pa.int64())
         place = [pa.array([partition] * count, pa.int32()), offsets, times, times]
         return self._batch([*nothing, *place, pa.array([False] * count), *_no_notes(count)])
 

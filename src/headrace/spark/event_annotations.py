@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headrace.log.contract import LogBatch
+
 __all__ = ["DECISION", "MARK", "Marks", "column_marks", "judged_column", "load_marks", "merged"]
 
 MARK = "_mark_"
@@ -53,28 +55,29 @@ class Marks:
         low, high = np.searchsorted(found, [start, end])
         return int(high - low)
 
-    def kept(self, partition: int, base_offset: int, rows: int) -> pa.Array | None:
-        """Which rows from `base_offset` on are read; None for all."""
+    def kept(self, partition: int, events: LogBatch) -> pa.Array | None:
+        """Which of the events are read; None for all."""
         found = self.excluded.get(partition)
         if found is None:
             return None
-        low, high = np.searchsorted(found, [base_offset, base_offset + rows])
+        low, high = _within(found, events.offsets)
         if low == high:
             return None
-        keep = np.ones(rows, dtype=np.bool_)
-        keep[found[low:high] - base_offset] = False
+        keep = np.ones(len(events.offsets), dtype=np.bool_)
+        keep[np.searchsorted(events.offsets, found[low:high])] = False
         return pa.array(keep)
 
-    def column(self, name: str, partition: int, base_offset: int, rows: int) -> pa.Array:
-        """The column's values for the rows from `base_offset` on; null where there is none."""
+    def column(self, name: str, partition: int, events: LogBatch) -> pa.Array:
+        """The column's values for the events; null where there is none."""
+        rows = events.batch.num_rows
         known = self.columns.get(name, {}).get(partition)
         if known is None:
             return pa.nulls(rows, pa.int8())
         offsets, values = known
-        low, high = np.searchsorted(offsets, [base_offset, base_offset + rows])
+        low, high = _within(offsets, events.offsets)
         filled = np.zeros(rows, dtype=np.int8)
         absent = np.ones(rows, dtype=np.bool_)
-        places = offsets[low:high] - base_offset
+        places = np.searchsorted(events.offsets, offsets[low:high])
         filled[places] = values[low:high]
         absent[places] = False
         return pa.array(filled, mask=absent)
@@ -105,6 +108,12 @@ class Marks:
         )
         with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
+
+
+def _within(places: Offsets, offsets: Offsets) -> tuple[int, int]:
+    """From which to which of the places these ascending offsets of events have them."""
+    low, high = np.searchsorted(places, offsets[0]), np.searchsorted(places, offsets[-1], "right")
+    return int(low), int(high)
 
 
 def column_marks(column: str, places: Mapping[int, Sequence[tuple[int, int]]]) -> Marks:

@@ -150,7 +150,7 @@ class Source:
             self.stream.name, wanted.partition, wanted.start, wanted.end, stored
         ):
             complete = self._complete(found, wanted.partition, clock, marks)
-            kept = marks.kept(wanted.partition, found.base_offset, found.batch.num_rows)
+            kept = marks.kept(wanted.partition, found)
             if kept is not None:
                 complete = complete.filter(kept)
             for start in range(0, complete.num_rows, BATCH_ROWS_MAX):
@@ -165,7 +165,7 @@ class Source:
             if name == PARTITION:
                 arrays.append(pa.array(np.full(rows, partition, dtype=np.int32)))
             elif name == OFFSET:
-                arrays.append(pa.array(np.arange(found.base_offset, found.base_offset + rows)))
+                arrays.append(pa.array(found.offsets))
             elif name == EVENT_TIME:
                 arrays.append(found.batch.column(clock))
             elif name in (SKEW, QUALITY):
@@ -173,7 +173,7 @@ class Source:
             elif name == WATERMARK:
                 arrays.append(pa.array(self._watermarks(found, clock)))
             elif name.startswith(MARK):
-                arrays.append(marks.column(name, partition, found.base_offset, rows))
+                arrays.append(marks.column(name, partition, found))
             elif name.startswith(_UNSCALED):
                 arrays.append(_unscaled(found.batch.column(name.removeprefix(_UNSCALED))))
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -176,8 +177,8 @@ class LosesEvents(Watched):
     def append(self, group: Group) -> Appended:
         appended = super().append(group)
         if group.dead:
-            return Appended(appended.base_offsets, appended.ends, appended.dead_numbers[1:])
-        return Appended(appended.base_offsets, tuple(e - 1 for e in appended.ends), ())
+            return replace(appended, dead_numbers=appended.dead_numbers[1:])
+        return replace(appended, rows=tuple(rows - 1 for rows in appended.rows))
 
 
 @pytest.mark.parametrize("body", [NOTE, b"{}"])

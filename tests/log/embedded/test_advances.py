@@ -60,7 +60,7 @@ def test_an_advance_takes_no_offset_and_stands_before_the_next_event(
     assert (piece.maximum_before, piece.maxima) == (500, ())
     assert shop.ids(reader, "transactions", 0) == [0, 1, 2, 3]
     assert list(reader.advances("transactions", 0, 0, 4)) == [
-        replace(advance(0, 500, "heartbeat", "p-1"), offset=2)
+        replace(advance(0, 500, "heartbeat", "p-1"), offset=2, position=1)
     ]
     assert list(reader.advances("transactions", 0, 3, 4)) == []
 
@@ -82,7 +82,7 @@ def test_a_partition_that_begins_later_begins_where_the_least_advanced_one_is(
     assert [reader.maximum("transactions", 1, offset) for offset in range(4)] == [70, 70, 90, 90]
     (piece,) = reader.read("transactions", 1, 0, 3)
     assert (piece.maximum_before, piece.maxima) == (70, ())
-    expected = replace(advance(1, 70, "first"), offset=0)
+    expected = replace(advance(1, 70, "first"), offset=0, position=1)
     assert list(reader.advances("transactions", 1, 0, 3)) == [expected]
     writer.append(Group((to(1, 7, [20]),)))
     assert list(reader.advances("transactions", 1, 0, 4)) == [expected], "only once"

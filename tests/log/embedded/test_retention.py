@@ -169,7 +169,7 @@ def test_archived_events_are_all_there(embedded: Any, shop: Any) -> None:
     ids = [i for piece in pieces for i in piece.batch.column("id").to_pylist()]
     assert ids == list(range(7, start))
     for piece in pieces:
-        expected = (piece.base_offset - 1) * 1_000 if piece.base_offset else NO_EVENT_TIME
+        expected = (piece.first_offset - 1) * 1_000 if piece.first_offset else NO_EVENT_TIME
         assert piece.maximum_before == expected
         assert piece.batch.equals(shop_rows(shop, stream, piece))
     with pytest.raises(LogOffsetError):
@@ -180,7 +180,7 @@ def test_archived_events_are_all_there(embedded: Any, shop: Any) -> None:
 
 def shop_rows(shop: Any, stream: Any, piece: Any) -> pa.RecordBatch:
     batches = [shop.batch(stream, n * 50, 50, received=n * 1_000_000) for n in range(40)]
-    whole = pa.Table.from_batches(batches).slice(piece.base_offset, piece.batch.num_rows)
+    whole = pa.Table.from_batches(batches).slice(piece.first_offset, piece.batch.num_rows)
     return whole.combine_chunks().to_batches()[0]
 
 

@@ -278,7 +278,7 @@ class Committer:
 
     def _append_draft(self, all_rows: list[StreamRows], draft: Draft) -> RequestError | None:
         """None if the draft is durable (or empty), else the refusal for its fresh outcomes."""
-        appended = Appended((), (), ())
+        appended = Appended()
         if draft.group.batches or draft.group.receipts or draft.group.dead:
             started = time.perf_counter()
             try:

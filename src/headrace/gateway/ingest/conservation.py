@@ -1,7 +1,7 @@
 """Conservation at the gateway: received = appended + retried + dead, for every group and stream.
 
-The two sides are counted by different code: received from the decoded bodies; appended from the
-offsets the log gave, dead from the numbers it gave the letters, retried by what recognises
+The two sides are counted by different code: received from the decoded bodies; appended from
+what the log says it stored, dead from the numbers it gave the letters, retried by what recognises
 retries. Where they differ, events were lost or doubled: the stream takes no more until a restart.
 """
 
@@ -52,9 +52,8 @@ def count_group(
         counts[rows.stream.name].received += sum(entry.count for entry in rows.entries)
     for stream, refused in draft.refused.items():
         counts[stream].received -= refused
-    places = zip(draft.group.batches, appended.base_offsets, appended.ends, strict=False)
-    for batch, start, end in places:
-        counts[batch.stream].appended += end - start
+    for batch, count in zip(draft.group.batches, appended.rows, strict=False):
+        counts[batch.stream].appended += count
     for letter, _ in zip(draft.group.dead, appended.dead_numbers, strict=False):
         counts[letter.stream].dead += 1
     for retried in (draft.retried, draft.retried_before):

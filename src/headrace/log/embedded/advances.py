@@ -47,9 +47,6 @@ def read_advances(
                 break
             payload = data[position + HEADER_BYTES : position + HEADER_BYTES + header.length]
             reason, producer = _decoder.decode(payload)
-            found.append(
-                Advance(
-                    stream, partition, header.maximum_after, reason, producer, header.base_offset
-                )
-            )
+            place = (header.base_offset, header.position)
+            found.append(Advance(stream, partition, header.maximum_after, reason, producer, *place))
     return found

@@ -1,8 +1,9 @@
 """The archive: events that left the log, as Parquet.
 
 `archive/STREAM/partition=P/START-END.parquet` holds the events START ≤ offset < END in order, one
-file per segment, with the highest event time before them, and where advances raised it, in the
-file's metadata. Any Parquet reader can use the folder.
+file per segment, with the position of each in a column of its own. The file's metadata has the
+format, the highest event time before the events, and where advances raised it. A file of format 1
+says no format and has no positions. Any Parquet reader can use the folder.
 """
 
 from __future__ import annotations
@@ -14,11 +15,18 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headrace.log.contract import NO_EVENT_TIME, LogBatch, clock_column, stored_schema
+from headrace.log.contract import (
+    NO_EVENT_TIME,
+    NO_POSITION,
+    LogBatch,
+    clock_column,
+    stored_schema,
+)
 from headrace.log.embedded.frames import HEADER_BYTES, FrameHeader, fsync_directory
 from headrace.log.embedded.layout import stream_folder
 from headrace.log.embedded.recovery import scan_segment
@@ -36,6 +44,9 @@ __all__ = [
 
 _MAXIMUM = b"headrace.maximum_before"
 _MAXIMA = b"headrace.maxima"  # [[offset, the maximum before it], …] where an advance stands
+_FORMAT = b"headrace.format"
+_FORMAT_NOW = 2
+_POSITION = "_position"
 _ROWS_PER_GROUP = 65_536
 
 
@@ -76,7 +87,13 @@ def _write_parquet(
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.new")
     maxima = json.dumps(_maxima(frames)).encode()
-    described = schema.with_metadata({_MAXIMUM: str(head.maximum).encode(), _MAXIMA: maxima})
+    described = schema.append(pa.field(_POSITION, pa.int64(), nullable=False)).with_metadata(
+        {
+            _FORMAT: str(_FORMAT_NOW).encode(),
+            _MAXIMUM: str(head.maximum).encode(),
+            _MAXIMA: maxima,
+        }
+    )
     with pq.ParquetWriter(temporary, described, compression="zstd") as writer:
         pending: list[pa.RecordBatch] = []
         rows = 0
@@ -84,13 +101,17 @@ def _write_parquet(
             if not header.rows:
                 continue
             payload = whole.slice(position + HEADER_BYTES, header.length)
-            pending.append(pa.ipc.read_record_batch(payload, schema))
+            batch = pa.ipc.read_record_batch(payload, schema)
+            positions = pa.repeat(pa.scalar(header.position, pa.int64()), header.rows)
+            pending.append(
+                pa.RecordBatch.from_arrays([*batch.columns, positions], schema=described)
+            )
             rows += header.rows
             if rows >= _ROWS_PER_GROUP:
-                writer.write_table(pa.Table.from_batches(pending, schema))
+                writer.write_table(pa.Table.from_batches(pending, described))
                 pending, rows = [], 0
         if pending:
-            writer.write_table(pa.Table.from_batches(pending, schema))
+            writer.write_table(pa.Table.from_batches(pending, described))
     descriptor = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -153,8 +174,15 @@ def _read(
 ) -> Iterator[LogBatch]:
     schema = stored_schema(stream)
     for first, last in ranges:
-        with pq.ParquetFile(directory / f"{first:020d}-{last:020d}.parquet") as file:
+        name = directory / f"{first:020d}-{last:020d}.parquet"
+        with pq.ParquetFile(name) as file:
             metadata = file.schema_arrow.metadata or {}
+            file_format = int(metadata.get(_FORMAT, 1))
+            if file_format > _FORMAT_NOW:
+                raise LogCorruptError(
+                    f"{name} has format {file_format}, this version reads up to {_FORMAT_NOW}",
+                    hint="use the version of Headrace that wrote it",
+                )
             maximum = int(metadata.get(_MAXIMUM, NO_EVENT_TIME))
             advanced: list[tuple[int, int]] = json.loads(metadata.get(_MAXIMA, b"[]"))
             base = first
@@ -170,9 +198,19 @@ def _read(
                         for offset, raised in advanced
                         if base + low < offset < base + high
                     )
-                    yield LogBatch(base + low, before, _with_schema(piece, schema), maxima)
+                    offsets, positions = ((0, base + low),), _positions(piece, file_format)
+                    found = _with_schema(piece, schema)
+                    yield LogBatch(offsets, positions, before, found, maxima)
                 base += batch.num_rows
                 maximum = _maximum(times, _raised(advanced, base - 1, maximum))
+
+
+def _positions(batch: pa.RecordBatch, file_format: int) -> tuple[tuple[int, int], ...]:
+    if file_format == 1:
+        return ((0, NO_POSITION),)
+    positions = batch.column(_POSITION).to_numpy()
+    rows = [0, *(np.flatnonzero(np.diff(positions)) + 1).tolist()]
+    return tuple((row, int(positions[row])) for row in rows)
 
 
 def _raised(advanced: Sequence[tuple[int, int]], offset: int, maximum: int) -> int:

@@ -125,8 +125,12 @@ class Commits:
         """Show readers the present starts and ends of these slots, and the counters."""
         assert self._ends is not None
         shown = {slot: self.partitions[slot].bounds for slot in slots}
-        shown[COUNTERS_SLOT] = (self.dead_letters_dropped, 0, 0)
+        shown[COUNTERS_SLOT] = self._counters
         self._ends.publish(shown)
+
+    @property
+    def _counters(self) -> Slot:
+        return self.dead_letters_dropped, self.next_group, 0
 
     def make_durable(self, slot: int, end: int) -> None:
         """Segments may be removed only up to where a checkpoint says they were durable: recovery
@@ -225,8 +229,10 @@ class Commits:
     def _change_layout(
         self, old: Layout, log_settings: LogSettings, gateway_settings: GatewaySettings
     ) -> None:
-        """Before a schema changes, the journal is emptied: all its frames have one schema."""
-        if any(self.layout.stream(stream.name) != stream for stream in old.streams):
+        """Before a schema changes, the journal is emptied: all its frames have one schema. And
+        before the format changes: what an older version could still read is in the segments."""
+        is_changed = any(self.layout.stream(stream.name) != stream for stream in old.streams)
+        if is_changed or old.format != self.layout.format:
             self.checkpoint()
         self.layout.write(self._directory)
         fresh = make_partitions(self._directory, self.layout, log_settings, gateway_settings)
@@ -256,7 +262,7 @@ class Commits:
         if len(ends.published) > COUNTERS_SLOT:
             counted = ends.published[COUNTERS_SLOT][0]
             self.dead_letters_dropped = max(self.dead_letters_dropped, counted)
-        shown[COUNTERS_SLOT] = (self.dead_letters_dropped, 0, 0)
+        shown[COUNTERS_SLOT] = self._counters
         ends.publish(shown)
         return ends
 

@@ -43,7 +43,9 @@ _SUFFIX = ".journal"
 _SPARE = "spare"
 _FILE_MAGIC = 0x4A524448  # "HDRJ"
 _ENTRY_MAGIC = 0x45524448  # "HDRE"
-_FILE_HEAD = struct.Struct("<IIqqQ32x")  # magic, crc, file number, first group, salt
+_FORMAT = 2
+_FORMATS_READ = (0, 1, 2)  # files of format 1 say 0
+_FILE_HEAD = struct.Struct("<IIqqQI28x")  # magic, crc, file number, first group, salt, format
 _ENTRY_HEAD = struct.Struct("<IIqqII32x")  # magic, crc, length, group, notes length, frames
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
@@ -98,7 +100,7 @@ class Journal:
         try:
             size = max(size, os.fstat(descriptor).st_size)
             os.posix_fallocate(descriptor, 0, size)
-            head = bytearray(_FILE_HEAD.pack(_FILE_MAGIC, 0, number, first_group, salt))
+            head = bytearray(_FILE_HEAD.pack(_FILE_MAGIC, 0, number, first_group, salt, _FORMAT))
             struct.pack_into("<I", head, 4, zlib.crc32(head))
             write_all(descriptor, [head], 0)
             os.fsync(descriptor)
@@ -189,10 +191,15 @@ def read_journal_file(directory: Path, number: int) -> JournalFile | None:
             return None
         data = mmap.mmap(handle.fileno(), 0, prot=mmap.PROT_READ)
     head = bytearray(data[:HEADER_BYTES])
-    magic, crc, own_number, first_group, salt = _FILE_HEAD.unpack(head)
+    magic, crc, own_number, first_group, salt, file_format = _FILE_HEAD.unpack(head)
     struct.pack_into("<I", head, 4, 0)
     if magic != _FILE_MAGIC or zlib.crc32(head) != crc or own_number != number:
         return None
+    if file_format not in _FORMATS_READ:
+        raise LogCorruptError(
+            f"{file} has format {file_format}, this version reads up to {_FORMAT}",
+            hint="use the version of Headrace that wrote it",
+        )
     view = memoryview(data)
     entries: list[Entry] = []
     position = HEADER_BYTES

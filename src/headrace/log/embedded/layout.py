@@ -25,9 +25,10 @@ __all__ = ["LETTERS_SLOT", "RESOLVED_SLOT", "Layout", "StreamLayout", "read_layo
 LAYOUT_NAME = "layout.json"
 LETTERS_SLOT = 0  # dead letters: (first kept number, next number)
 RESOLVED_SLOT = 1  # resolutions: (first kept, next); a sequence of numbers of dead letters
-COUNTERS_SLOT = 2  # (dead letters dropped unresolved, 0); has no files
+COUNTERS_SLOT = 2  # (dead letters dropped unresolved, the next position); has no files
 _SLOTS_RESERVED = 8
-_FORMAT = 1
+_FORMAT = 2
+_FORMATS_READ = (1, 2)
 _NOT_OWN = (EVENT_TIME, SKEW, QUALITY, RECEIVED_AT)
 
 
@@ -53,11 +54,13 @@ class StreamLayout:
 
 @dataclass(frozen=True)
 class Layout:
-    """`identity` is given once, to a log that is new or has none yet."""
+    """`identity` is given once, to a log that is new or has none yet. `format` is that of the
+    newest files: once a writer of this version has opened a log, older versions refuse it."""
 
     number: int = 0
     streams: tuple[StreamLayout, ...] = ()
     identity: str = ""
+    format: int = _FORMAT
 
     @property
     def slot_count(self) -> int:
@@ -67,8 +70,8 @@ class Layout:
         return next((s for s in self.streams if s.name.lower() == name.lower()), None)
 
     def extended(self, streams: Sequence[Stream]) -> Layout:
-        """With the new streams and the added columns of known ones; the same object if nothing
-        is new. Raises LogError for a change that stored events cannot follow."""
+        """With the new streams and the added columns of known ones, in the newest format; the same
+        object if nothing is new. Raises LogError for a change that stored events cannot follow."""
         known = list(self.streams)
         for stream in streams:
             old = self.stream(stream.name)
@@ -82,13 +85,13 @@ class Layout:
                 _check_change(old, stream, schema)
                 known[known.index(old)] = replace(old, schema=schema)
         streams_now = tuple(known)
-        if streams_now == self.streams and self.identity:
+        if streams_now == self.streams and self.identity and self.format == _FORMAT:
             return self
         return Layout(self.number + 1, streams_now, self.identity or secrets.token_urlsafe(6))
 
     def write(self, directory: Path) -> None:
         document = {
-            "format": _FORMAT,
+            "format": self.format,
             "number": self.number,
             "identity": self.identity,
             "streams": [
@@ -114,9 +117,9 @@ def read_layout(directory: Path) -> Layout:
         return Layout()
     except ValueError as error:
         raise LogCorruptError(f"{file}: {error}", hint="restore the file from a backup") from error
-    if document["format"] != _FORMAT:
+    if document["format"] not in _FORMATS_READ:
         raise LogError(
-            f"{file} has format {document['format']}, this version reads {_FORMAT}",
+            f"{file} has format {document['format']}, this version reads up to {_FORMAT}",
             hint="use the version of Headrace that wrote it",
         )
     return Layout(
@@ -132,6 +135,7 @@ def read_layout(directory: Path) -> Layout:
             for s in document["streams"]
         ),
         document.get("identity", ""),
+        document["format"],
     )
 
 

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from headrace.log.contract import (
     NO_EVENT_TIME,
+    NO_POSITION,
     Advance,
     DeadLetter,
     LogBatch,
@@ -27,7 +28,7 @@ from headrace.log.embedded.layout import (
     RESOLVED_SLOT,
     partition_directory,
 )
-from headrace.log.embedded.segment_reading import IndexedFrame, shared_files
+from headrace.log.embedded.segment_reading import IndexedFrame, PartitionReader, shared_files
 from headrace.model.definitions import Stream
 from headrace.model.errors import LogCorruptError, LogError, LogOffsetError
 
@@ -69,6 +70,24 @@ class EmbeddedReader:
         found = self.read_history(stream, partition, offset, offset + 1, [])
         return next(iter(found)).maximum_before
 
+    def position(self) -> int:
+        return _newest_position(self._files.ends.slots())
+
+    def cut_at(self, stream: str, position: int) -> tuple[int, ...]:
+        for _ in range(_ATTEMPTS_MAX):
+            slots = self._files.ends.slots()
+            bounds = self._bounds(stream, slots)
+            if NO_POSITION < _newest_position(slots) <= position:
+                return tuple(end for _, end, _ in bounds)
+            try:
+                return tuple(
+                    self._partition_reader(stream, partition).end_at(position, start, end)
+                    for partition, (start, end, _) in enumerate(bounds)
+                )
+            except FileNotFoundError:
+                continue  # retention took a segment in between
+        raise LogError("events are dropped faster than they can be read", hint="try again")
+
     def advances(self, stream: str, partition: int, start: int, end: int) -> Sequence[Advance]:
         _, _, maximum = self._partition(stream, partition)
         directory = partition_directory(self._directory, stream, partition)
@@ -94,8 +113,7 @@ class EmbeddedReader:
         if start >= end:
             return 0
         self._check_range(stream, partition, start, end)
-        reader = self._files.partition(partition_directory(self._directory, stream, partition))
-        return reader.size_bytes(start, end)
+        return self._partition_reader(stream, partition).size_bytes(start, end)
 
     def read_archive(self, stream: str, partition: int, start: int, end: int) -> Iterator[LogBatch]:
         """As read(), from the archive: events that retention took out of the log. Raises
@@ -156,8 +174,11 @@ class EmbeddedReader:
             )
         return stream
 
-    def _bounds(self, name: str) -> Slots:
-        slots = self._files.ends.slots()
+    def _partition_reader(self, stream: str, partition: int) -> PartitionReader:
+        return self._files.partition(partition_directory(self._directory, stream, partition))
+
+    def _bounds(self, name: str, slots: Slots | None = None) -> Slots:
+        slots = self._files.ends.slots() if slots is None else slots
         known = self._files.layout().stream(name)
         if known is None or len(slots) < known.slot + known.partitions:
             return (EMPTY_SLOT,) * self._stream(name).partitions
@@ -185,12 +206,11 @@ class EmbeddedReader:
         self, stream: Stream, partition: int, start: int, end: int, schema: pa.Schema
     ) -> Iterator[LogBatch]:
         """Neighbouring small frames come as one batch, copied; large ones as they are mapped."""
-        directory = partition_directory(self._directory, stream.name, partition)
         time_column = clock_column(stream)
         small: list[IndexedFrame] = []
         rows = 0
         try:
-            for frame in self._files.partition(directory).frames(start, end):
+            for frame in self._partition_reader(stream.name, partition).frames(start, end):
                 is_small = frame.rows < _ROWS_SMALL
                 if small and (not is_small or frame.schema is not small[0].schema):
                     yield _decoded(small, start, end, schema, time_column)
@@ -208,6 +228,10 @@ class EmbeddedReader:
         except FileNotFoundError:
             self._check_range(stream.name, partition, start, end)
             raise
+
+
+def _newest_position(slots: Slots) -> int:
+    return slots[COUNTERS_SLOT][1] - 1 if slots else NO_POSITION
 
 
 def _decoded(
@@ -228,7 +252,7 @@ def _decoded(
             f"cannot be read: {error}",
             hint="verify the log and restore it from a backup",
         ) from error
-    low = max(start - base, 0)
+    low = max(start - base, 0)  # offsets are without holes here
     high = min(end - base, batch.num_rows)
     if low or high < batch.num_rows:
         batch = batch.slice(low, high - low)
@@ -237,7 +261,8 @@ def _decoded(
         for frame in frames[1:]
         if frame.is_advanced
     )
-    return LogBatch(base + low, maximum, batch, maxima)
+    positions = tuple((max(f.base_offset - base - low, 0), f.position) for f in frames)
+    return LogBatch(((0, base + low),), positions, maximum, batch, maxima)
 
 
 def _one_batch(frames: list[IndexedFrame], schema: pa.Schema) -> pa.RecordBatch:

@@ -15,14 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headrace.log.embedded.frames import HEADER_BYTES, FrameHeader, parse_frame_header, write_all
+from headrace.log.embedded.index import index_entry, index_head, newest_entry
 from headrace.log.embedded.journal import Frame
 from headrace.log.embedded.segments import (
-    INDEX,
-    INDEX_BYTES,
     PartitionFiles,
     Segment,
     SegmentHead,
-    index_entry,
     index_file,
     parse_head,
     segment_bases,
@@ -70,7 +68,7 @@ def recover_partition(
 
 def _identity(header: FrameHeader) -> Identity:
     """A group has one frame at most without events per partition, and it comes last."""
-    return header.group, header.base_offset, header.rows
+    return header.position, header.base_offset, header.rows
 
 
 def _is_covered(header: FrameHeader, files: PartitionFiles) -> bool:
@@ -98,7 +96,7 @@ def _adopt(
         )
         end = headers[-1].end if headers else base
         received = max((header.received for header in headers), default=-(2**63))
-        size = frames_end + INDEX_BYTES * len(headers)
+        size = frames_end + index_file(directory, base).stat().st_size
         segments.append(Segment(base, end, size, received))
         files.unsynced.add(segment_file(directory, base))
         if following is not None and end != following:
@@ -122,9 +120,9 @@ def _cut_segment(
     """Cut a segment behind its last good frame and make its index fit."""
     head, frames, position, data = scan_segment(file)
     headers: list[FrameHeader] = []
-    entries = bytearray()
+    entries = bytearray(index_head(head.format))
     for header, at in frames:
-        if header.group >= durable_group:
+        if header.position >= durable_group:
             frame = written.get(_identity(header))
             if frame is None or frame.packed != data[at : at + HEADER_BYTES]:
                 position = at
@@ -133,7 +131,7 @@ def _cut_segment(
                 position = at
                 break
         headers.append(header)
-        entries += index_entry(header, at)
+        entries += index_entry(header, at, head.format)
     if len(data) != position:
         os.truncate(file, position)
     data.release()
@@ -180,15 +178,15 @@ def _closed_segment(directory: Path, base: int, end: int) -> Segment:
     index = index_file(directory, base)
     size = segment_file(directory, base).stat().st_size
     try:
-        raw = index.read_bytes()[-INDEX_BYTES:]
+        raw = index.read_bytes()
     except FileNotFoundError as error:
         raise LogCorruptError(f"{index} is missing", hint=_HINT) from error
-    if len(raw) < INDEX_BYTES:
+    newest = newest_entry(raw)
+    if newest is None:
         raise LogCorruptError(f"{index} is damaged", hint=_HINT)
-    base_offset, _, _, received, count, _ = INDEX.unpack(raw)
-    if base_offset + count != end:
+    if newest[0] != end:
         raise LogCorruptError(f"{index} does not end at offset {end}", hint=_HINT)
-    return Segment(base, end, size + index.stat().st_size, received)
+    return Segment(base, end, size + len(raw), newest[1])
 
 
 def _has_head(directory: Path, base: int) -> bool:

@@ -18,10 +18,9 @@ import pyarrow as pa
 
 from headrace.log.embedded.ends import EndsReader
 from headrace.log.embedded.frames import HEADER_BYTES
+from headrace.log.embedded.index import Index
 from headrace.log.embedded.layout import Layout, read_layout
 from headrace.log.embedded.segments import (
-    INDEX,
-    INDEX_BYTES,
     index_file,
     parse_head,
     segment_bases,
@@ -40,6 +39,7 @@ class IndexedFrame(NamedTuple):
     `is_advanced`: right before it an advance raised the maximum."""
 
     base_offset: int
+    position: int
     maximum_before: int
     rows: int
     payload: pa.Buffer
@@ -48,79 +48,49 @@ class IndexedFrame(NamedTuple):
 
 
 class _OpenSegment:
-    """One segment's map and index, grown on demand.
-
-    Only index entries of frames that begin before an offset known to be published are taken in:
-    what the writer puts behind them may still be taken back.
-    """
+    """One segment's map and index, grown on demand."""
 
     def __init__(self, directory: Path, base_offset: int) -> None:
         self._file = segment_file(directory, base_offset)
-        self._index_file = index_file(directory, base_offset)
         self._buffer = _map(self._file)
-        self._index = bytearray()
-        self._lock = threading.Lock()
-        self.count = 0
+        self.index = Index(index_file(directory, base_offset), base_offset)
         head = parse_head(memoryview(self._buffer), self._file)
-        self.end = self.base_offset = head.base_offset
         self.schema = pa.ipc.read_schema(pa.py_buffer(head.schema)) if head.schema else None
 
     def refresh(self, published: int) -> None:
         """Take in the frames that begin before the offset `published`."""
-        with self._lock, self._index_file.open("rb", buffering=0) as handle:
-            handle.seek(len(self._index))
-            fresh = handle.read()
-            entries = [fresh[i : i + INDEX_BYTES] for i in range(0, len(fresh), INDEX_BYTES)]
-            while entries and (
-                len(entries[-1]) < INDEX_BYTES or INDEX.unpack(entries[-1])[0] >= published
-            ):
-                entries.pop()
-            if entries:
-                self._index += b"".join(entries)
-                self.count = len(self._index) // INDEX_BYTES
-                base, _, _, _, count, _ = self.entry(self.count - 1)
-                self.end = base + count
-
-    def entry(self, number: int) -> tuple[int, int, int, int, int, int]:
-        return INDEX.unpack_from(self._index, number * INDEX_BYTES)
-
-    def find(self, offset: int) -> int:
-        """The number of the frame that holds the offset."""
-        found = bisect_right(range(self.count), offset, key=lambda number: self.entry(number)[0])
-        return max(found - 1, 0)
+        self.index.refresh(published, lambda: memoryview(_map(self._file)))
 
     def frames(self, start: int, end: int) -> Iterator[IndexedFrame]:
         """Frames that overlap [start, end), which the index must cover. Those without events are
         passed over: the frame behind them has the maximum they raised."""
-        first, last = self.find(start), self.find(end - 1)
-        is_advanced = first > 0 and not self.entry(first - 1)[4]
-        entries = bytes(self._index[first * INDEX_BYTES : (last + 1) * INDEX_BYTES])
-        for base, position, maximum, _, count, length in INDEX.iter_unpack(entries):
-            if not count:
+        index = self.index
+        first, last = index.find(start), index.find(end - 1)
+        is_advanced = first > 0 and not index.entry(first - 1).rows
+        for base, place, maximum, _, position, rows, length, _ in index.entries(first, last):
+            if not rows:
                 is_advanced = True
                 continue
-            if position + HEADER_BYTES + length > self._buffer.size:
+            if place + HEADER_BYTES + length > self._buffer.size:
                 self._buffer = _map(self._file)
-            if position + HEADER_BYTES + length > self._buffer.size:
+            if place + HEADER_BYTES + length > self._buffer.size:
                 raise LogCorruptError(
-                    f"{self._file} ends before offset {base + count}",
+                    f"{self._file} ends before offset {base + rows}",
                     hint="restore the file from a backup",
                 )
-            payload = self._buffer.slice(position + HEADER_BYTES, length)
-            yield IndexedFrame(base, maximum, count, payload, self.schema, is_advanced)
+            payload = self._buffer.slice(place + HEADER_BYTES, length)
+            yield IndexedFrame(base, position, maximum, rows, payload, self.schema, is_advanced)
             is_advanced = False
 
     def size_bytes(self, start: int, end: int) -> int:
         """About the bytes of [start, end): frames at the edges count in proportion."""
-        first, last = self.find(start), self.find(end - 1)
+        index = self.index
+        first, last = index.entry(index.find(start)), index.entry(index.find(end - 1))
         if first == last:
-            _, _, _, _, count, length = self.entry(first)
-            return length * (end - start) // max(count, 1)
-        base, position, _, _, count, length = self.entry(first)
-        last_base, last_position, _, _, last_count, last_length = self.entry(last)
-        skipped = length * (start - base) // max(count, 1)
-        unread = last_length * (last_base + last_count - end) // max(last_count, 1)
-        return last_position + last_length - position - skipped - unread
+            return first.length * (end - start) // max(first.rows, 1)
+        skipped = first.length * (start - first.base_offset) // max(first.rows, 1)
+        unread = last.length * (last.end - end) // max(last.rows, 1)
+        return last.place + last.length - first.place - skipped - unread
 
 
 def _map(file: Path) -> pa.Buffer:
@@ -141,7 +111,7 @@ class PartitionReader:
         """Frames that overlap [start, end), which must be published."""
         while start < end:
             segment = self._segment_of(start, end)
-            stop = min(end, segment.end)
+            stop = min(end, segment.index.end)
             yield from segment.frames(start, stop)
             start = stop
 
@@ -149,10 +119,41 @@ class PartitionReader:
         total = 0
         while start < end:
             segment = self._segment_of(start, end)
-            stop = min(end, segment.end)
+            stop = min(end, segment.index.end)
             total += segment.size_bytes(start, stop)
             start = stop
         return total
+
+    def rows(self, start: int, end: int) -> int:
+        """How many events [start, end) has: counted by the index where the range begins or ends
+        within a segment, and by the segments' names where it spans them."""
+        total = 0
+        while start < end:
+            segment = self._segment_of(start, end)
+            stop = min(end, segment.index.end)
+            total += segment.index.rows(start, stop)
+            whole = [base for base in self._bases if stop <= base <= end]
+            if whole and whole[0] == stop:
+                total += whole[-1] - stop
+                stop = whole[-1]
+            start = stop
+        return total
+
+    def end_at(self, position: int, start: int, end: int) -> int:
+        """The offset after the last event in [start, end) whose position is not above the given
+        one; `start` if all come later."""
+        if start == end:
+            return end
+        self._segment_of(start, end)  # brings the list of segments up to date
+        bases = [base for base in self._bases if base < end]
+        held = bases[max(bisect_right(bases, start) - 1, 0) :]
+        found = bisect_right(
+            held, position, key=lambda base: self._segment_of(base, end).index.entry(0).position
+        )
+        if not found:
+            return start
+        reached = self._segment_of(held[found - 1], end).index.end_at(position)
+        return start if reached is None else min(max(reached, start), end)
 
     def _segment_of(self, offset: int, published: int) -> _OpenSegment:
         for is_fresh in (False, True):
@@ -163,13 +164,13 @@ class PartitionReader:
                 raise FileNotFoundError(f"no segment with offset {offset} in {self._directory}")
             try:
                 segment = self._files.open_segment(self._directory, self._bases[position])
-                if segment.end <= offset:
+                if segment.index.end <= offset:
                     segment.refresh(published)
             except FileNotFoundError:
                 if is_fresh:
                     raise
                 continue  # removed since the folder was listed
-            if segment.end > offset:
+            if segment.index.end > offset:
                 return segment
         raise LogCorruptError(
             f"offset {offset} is not in {self._directory}",

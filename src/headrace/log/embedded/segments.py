@@ -1,8 +1,8 @@
 """Segments, the writer's side: the files of one partition.
 
-`BASE.segment` is a head (with the Arrow schema) and frames; `BASE.index` has 40 bytes for each
-frame, so that readers find offsets without touching the segment. Nothing here calls fsync while
-appending: until a checkpoint, the journal holds the same frames.
+`BASE.segment` is a head (with the Arrow schema) and frames, `BASE.index` has an entry for each
+frame. Nothing here calls fsync while appending: until a checkpoint, the journal holds the same
+frames. A segment of format 1 is read, and never appended to: the partition goes on in a new one.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ from headrace.log.embedded.frames import (
     replace_file,
     write_all,
 )
+from headrace.log.embedded.index import index_entry, index_head
 from headrace.model.errors import LogCorruptError
 
 __all__ = [
-    "INDEX",
-    "INDEX_BYTES",
     "SEGMENT_SUFFIX",
     "PartitionFiles",
     "Segment",
     "SegmentHead",
-    "index_entry",
+    "index_file",
     "parse_head",
     "segment_bases",
     "segment_file",
@@ -41,10 +40,10 @@ __all__ = [
 
 SEGMENT_SUFFIX = ".segment"
 INDEX_SUFFIX = ".index"
-INDEX = struct.Struct("<qqqqII")  # base offset, position, maximum before, received, count, length
-INDEX_BYTES = INDEX.size
 _MAGIC = 0x53524448  # "HDRS"
-_FORMAT = 1
+_FORMAT = 2
+_FORMATS_READ = (1, 2)
+_INDEX_HEAD = index_head(_FORMAT)
 # magic, format, schema length, crc, base, maximum, slot, received
 _HEAD = struct.Struct("<IIIIqqqq16x")
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
@@ -61,6 +60,7 @@ class SegmentHead(NamedTuple):
     slot: int
     schema: bytes
     frames_position: int
+    format: int
 
 
 @dataclass
@@ -90,17 +90,6 @@ def segment_bases(directory: Path) -> list[int]:
     return sorted(int(name[:20]) for name in names if name.endswith(SEGMENT_SUFFIX))
 
 
-def index_entry(header: FrameHeader, position: int) -> bytes:
-    return INDEX.pack(
-        header.base_offset,
-        position,
-        header.maximum_before,
-        header.received,
-        header.rows,
-        header.length,
-    )
-
-
 def make_head(base_offset: int, maximum: int, received: int, slot: int, schema: bytes) -> bytes:
     head = bytearray(
         _HEAD.pack(_MAGIC, _FORMAT, len(schema), 0, base_offset, maximum, slot, received)
@@ -117,13 +106,13 @@ def parse_head(data: Any, file: Path) -> SegmentHead:
         magic, version, length, crc, base, maximum, slot, received = _HEAD.unpack(raw)
         whole = bytes(data[: HEADER_BYTES + length + len(padding(length))])
         if magic == _MAGIC and zlib.crc32(whole[:12] + b"\0\0\0\0" + whole[16:]) == crc:
-            if version != _FORMAT:
+            if version not in _FORMATS_READ:
                 raise LogCorruptError(
-                    f"{file} has format {version}, this version reads {_FORMAT}",
+                    f"{file} has format {version}, this version reads up to {_FORMAT}",
                     hint="use the version of Headrace that wrote it",
                 )
             schema = whole[HEADER_BYTES : HEADER_BYTES + length]
-            return SegmentHead(base, maximum, received, slot, schema, len(whole))
+            return SegmentHead(base, maximum, received, slot, schema, len(whole), version)
     raise LogCorruptError(f"the head of {file} is damaged", hint="restore the file from a backup")
 
 
@@ -186,7 +175,7 @@ class PartitionFiles:
         self._open(last.base_offset)
         self._position = frames_end
         self._index_position = os.fstat(self._index_descriptor).st_size
-        if head.schema != self.schema:
+        if head.schema != self.schema or head.format != _FORMAT:
             self.roll()
 
     def append(self, header: FrameHeader, packed: bytes, payload: Any) -> None:
@@ -195,17 +184,17 @@ class PartitionFiles:
             and self.segments[-1].end > self.segments[-1].base_offset
         ):
             self.roll()
-        entry = index_entry(header, self._position)
+        entry = index_entry(header, self._position, _FORMAT)
         position = write_all(
             self._descriptor, [packed, payload, padding(header.length)], self._position
         )
         write_all(self._index_descriptor, [entry], self._index_position)
         last = self.segments[-1]
-        last.size += position - self._position + INDEX_BYTES
+        last.size += position - self._position + len(entry)
         last.end = header.end
         last.received = max(last.received, header.received)
         self._position = position
-        self._index_position += INDEX_BYTES
+        self._index_position += len(entry)
         self.end, self.maximum = header.end, header.maximum_after
         self.received = max(self.received, header.received)
         self.unsynced.add(self._active)
@@ -224,7 +213,8 @@ class PartitionFiles:
     def advances_bytes(self) -> int:
         """The size of an active segment that has frames, but no event; else 0."""
         last = self.segments[-1] if self.segments else None
-        if last is None or not self._index_position or last.end > last.base_offset:
+        has_frames = self._index_position > len(_INDEX_HEAD)
+        if last is None or not has_frames or last.end > last.base_offset:
             return 0
         return last.size
 
@@ -233,11 +223,11 @@ class PartitionFiles:
         its frames yet, since those of an end come with the event behind them."""
         head = make_head(self.end, self.maximum, self.received, self.slot, self.schema)
         replace_file(segment_file(self.directory, self.end), [head])
-        self._position, self._index_position = len(head), 0
-        self.segments[-1] = Segment(self.end, self.end, len(head), NO_EVENT_TIME)
+        self._position, self._index_position = len(head), len(_INDEX_HEAD)
+        self.segments[-1] = _empty_segment(self.end, head)
         try:
             self._open(self.end)
-            os.ftruncate(self._index_descriptor, 0)
+            os.ftruncate(self._index_descriptor, len(_INDEX_HEAD))
         except OSError:
             self._close_descriptors()  # the next append fails, and its rollback opens them
             raise
@@ -252,8 +242,8 @@ class PartitionFiles:
         os.ftruncate(self._index_descriptor, 0)
         os.ftruncate(self._descriptor, 0)
         self._position = write_all(self._descriptor, [head], 0)
-        self._index_position = 0
-        self.segments.append(Segment(self.end, self.end, len(head), NO_EVENT_TIME))
+        self._index_position = write_all(self._index_descriptor, [_INDEX_HEAD], 0)
+        self.segments.append(_empty_segment(self.end, head))
         self.unsynced.add(segment_file(self.directory, self.end))
 
     def mark(self) -> Mark:
@@ -314,6 +304,10 @@ class PartitionFiles:
             if descriptor >= 0:
                 os.close(descriptor)
         self._descriptor = self._index_descriptor = -1
+
+
+def _empty_segment(base_offset: int, head: bytes) -> Segment:
+    return Segment(base_offset, base_offset, len(head) + len(_INDEX_HEAD), NO_EVENT_TIME)
 
 
 def sync_segments(files: Iterable[Path]) -> None:

@@ -146,7 +146,9 @@ class EmbeddedWriter:
             return Appended(
                 tuple(start for start, _ in places),
                 tuple(end for _, end in places),
+                tuple(end - start for start, end in places),
                 tuple(range(first, self._letters.end)),
+                self._commits.next_group - 1,
             )
 
     def receipt(self, key: bytes) -> Receipt | None:

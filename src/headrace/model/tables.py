@@ -13,10 +13,12 @@ import pyarrow as pa
 
 from headrace.model.plan import BoundColumn
 
-__all__ = ["HIGH", "LOW", "ROW", "VIEW", "Fetch", "TableDefinition", "TableDelta"]
+__all__ = ["HIGH", "LOW", "ROW", "SCHEMA", "VIEW", "Fetch", "TableDefinition", "TableDelta"]
 
+SCHEMA = "_headrace"  # where a snapshot has the tables; public views are in `main`
 VIEW = "_view"  # INT, the first column of every table of a kind: which of the stacked views
-ROW = "_row"  # BIGINT, added to fetched rows: by it a delta of the next commit names the row
+# BIGINT, never negative, added to fetched rows: by it a delta of the next commit names the row.
+ROW = "_row"
 LOW = "_low"  # BIGINT, in a fetch's rows: the lowest time wanted; NULL for no bound
 HIGH = "_high"  # BIGINT, likewise the highest
 

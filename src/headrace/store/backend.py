@@ -15,11 +15,9 @@ from typing import Any, Protocol
 import duckdb
 import pyarrow as pa
 
-from headrace.model.tables import Fetch, TableDefinition, TableDelta
+from headrace.model.tables import SCHEMA, Fetch, TableDefinition, TableDelta
 
 __all__ = ["SCHEMA", "Backend", "Commit"]
-
-SCHEMA = "_headrace"  # where a snapshot has the tables; public views are in `main`
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,9 @@ class _Nobody:
     ) -> None:
         return None
 
+    def moved(self) -> None:
+        return None
+
     def expire(self, view: str) -> None:
         return None
 

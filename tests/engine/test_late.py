@@ -12,6 +12,7 @@ import pytest
 from event_model import Event, Policy, regular, windowed
 
 from headrace.log.contract import Advance, Group
+from headrace.store.contract import ViewStatus
 
 EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 MICROSECONDS = int(EPOCH.timestamp()) * 1_000_000
@@ -140,6 +141,8 @@ def test_what_is_set_aside_keeps_its_clocks_and_columns_of_any_name(
 
 def test_a_stream_that_halts_waits_for_a_decision(make_rig: Callable[..., Any]) -> None:
     rig = make_rig(STREAM.format(policy="halt") + VIEWS)
+    told = []
+    rig.recorder.on_moved = lambda: told.append(rig.control.standstill("tumbling"))
     rig.start()
     append(rig, [(0, 0, "a"), (0, 20, "a"), (0, 1, "b"), (0, 1, "c"), (0, 1, "d"), (0, 21, "a")])
     append(rig, [(1, 30, "a")])
@@ -154,11 +157,15 @@ def test_a_stream_that_halts_waits_for_a_decision(make_rig: Callable[..., Any]) 
         assert f"event {offset} of partition 0 is late" in view.halt.reason
         report = rig.control.status().views["tumbling"]
         assert (report.state, report.detail) == ("halted", view.halt.reason)
+        assert rig.control.standstill("tumbling") == ViewStatus("halted", view.halt.reason)
+        assert told[-1] == rig.control.standstill("tumbling")  # who waits is told in time
         places, recorded = rig.control.resume("readings", decision)
         assert places == [(0, offset)]
         assert not recorded.done()
+        assert rig.control.standstill("tumbling") is None  # it goes on from here
         rig.engine.decide_what_was_asked()
         assert recorded.done()
+        assert rig.control.standstill("tumbling") is None
     rig.settle()
     found = rows_of(rig, "tumbling", "sensor")
     totals = rig.engine._views["tumbling"].totals

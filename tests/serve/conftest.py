@@ -21,7 +21,14 @@ from headrace.model.settings import Settings, StoreSettings
 from headrace.model.types import parse_type
 from headrace.serve.operate.control import EngineStatus, StreamReport, TickDurations, ViewReport
 from headrace.serve.server import Server, start_server
-from headrace.store.contract import Counts, Store, StoreDeadLetter, TickWrite, ViewWrite
+from headrace.store.contract import (
+    Counts,
+    Store,
+    StoreDeadLetter,
+    TickWrite,
+    ViewStatus,
+    ViewWrite,
+)
 from headrace.store.duckdb.backend import open_store
 
 STRING, MONEY, BIGINT = (parse_type(t) for t in ("STRING", "DECIMAL(28, 2)", "BIGINT"))
@@ -78,6 +85,9 @@ class PlayedEngine:
     held_back: tuple[int, int] = (-1, 0)
     partitions: int = 1
     state: str = "live"
+    log: str = "log"
+    log_ends: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    standing: dict[str, ViewStatus] = field(default_factory=dict)
 
     def status(self) -> EngineStatus:
         return EngineStatus(
@@ -107,6 +117,15 @@ class PlayedEngine:
 
     def watermark(self, view: str) -> int | None:
         return self.watermarks.get(view)
+
+    def standstill(self, view: str) -> ViewStatus | None:
+        return self.standing.get(view)
+
+    def log_identity(self) -> str:
+        return self.log
+
+    def ends(self, stream: str) -> tuple[int, ...]:
+        return self.log_ends.get(stream, ())
 
     def rebuild(self, view: str) -> None:
         if view not in self.views:
@@ -164,6 +183,7 @@ class Shop:
             )
         write = TickWrite(tick, self.generation, time.time_ns() // 1_000, tuple(writes))
         changes = self.store.commit(write, watched)
+        self.server.moved()
         self.server.publish(changes)
         return tick
 

@@ -44,6 +44,7 @@ class Recorder:
     views: frozenset[str] = frozenset()
     changes: list[ViewChange] = field(default_factory=list)
     expired: list[str] = field(default_factory=list)
+    on_moved: Callable[[], object] = lambda: None
 
     def watched(self) -> frozenset[str]:
         return self.views
@@ -56,6 +57,9 @@ class Recorder:
         committed_at_microseconds: int | None = None,
     ) -> None:
         self.changes.extend(changes)
+
+    def moved(self) -> None:
+        self.on_moved()
 
     def expire(self, view: str) -> None:
         self.expired.append(view)

@@ -13,7 +13,7 @@ from headrace.engine.views import LiveView
 from headrace.log.contract import LogReader
 from headrace.model.errors import LogError, QueryError
 from headrace.serve.operate.control import EngineStatus, StreamReport, TickDurations, ViewReport
-from headrace.store.contract import Store, StoredDecision
+from headrace.store.contract import Store, StoredDecision, ViewStatus
 
 __all__ = ["EngineControl"]
 
@@ -39,6 +39,7 @@ class EngineControl:
         self._reports: dict[str, ViewReport] = {}
         self._halts: set[tuple[str, int, int]] = set()  # stream, partition, offset
         self._rebuilds: set[str] = set()
+        self._restarting: set[str] = set()  # rebuilds that have begun, not yet in the reports
         self._decided: list[tuple[list[StoredDecision], Future[None]]] = []
         self._late_applied: list[tuple[str, str]] = []
         self.violations = 0  # sums that did not come out even
@@ -77,6 +78,7 @@ class EngineControl:
         with self._lock:
             decided = {(d.stream, d.partition, d.offset) for ds, _ in self._decided for d in ds}
             self._reports = reports
+            self._restarting = set()
             self._halts = halts - decided
             self._tick = tick
 
@@ -91,6 +93,7 @@ class EngineControl:
         self.wake.clear()  # first: what is asked for from now on wakes the engine again
         with self._lock:
             taken, self._rebuilds = self._rebuilds, set()
+            self._restarting |= taken
         return taken
 
     def take_decisions(self) -> list[tuple[list[StoredDecision], Future[None]]]:
@@ -126,7 +129,7 @@ class EngineControl:
             pending = max(report.pending_events, known.pending_events if known else 0)
             streams[report.stream] = StreamReport(
                 state="live",
-                ends=dict(enumerate(self._ends(report.stream))),
+                ends=dict(enumerate(self.ends(report.stream))),
                 pending_events=pending,
             )
         return replace(status, streams=streams, views=views)
@@ -138,6 +141,30 @@ class EngineControl:
     def watermark(self, view: str) -> int | None:
         entry = self._store.catalog().get(view)
         return entry.watermark_microseconds if entry else None
+
+    def standstill(self, view: str) -> ViewStatus | None:
+        with self._lock:
+            report = self._reports.get(view)
+            if report is None or report.state in ("live", "catching_up"):
+                return None
+            if view in self._rebuilds or view in self._restarting:
+                return None  # it begins anew
+            halts = {stream for stream, _, _ in self._halts}
+            if report.state == "halted" and report.stream not in halts:
+                return None  # what it waited for is decided
+            return ViewStatus(report.state, report.detail)
+
+    def log_identity(self) -> str:
+        try:
+            return self._reader.identity()
+        except LogError:
+            return ""
+
+    def ends(self, stream: str) -> tuple[int, ...]:
+        try:
+            return self._reader.ends(stream)
+        except LogError:
+            return ()
 
     def rebuild(self, view: str) -> None:
         with self._lock:
@@ -196,14 +223,8 @@ class EngineControl:
     def _behind(self, stream: str, next_offsets: Mapping[int, int]) -> int:
         return sum(
             max(0, end - next_offsets.get(partition, 0))
-            for partition, end in enumerate(self._ends(stream))
+            for partition, end in enumerate(self.ends(stream))
         )
-
-    def _ends(self, stream: str) -> tuple[int, ...]:
-        try:
-            return self._reader.ends(stream)
-        except LogError:
-            return ()
 
 
 def _answer() -> Future[Any]:

@@ -52,6 +52,9 @@ class Publisher(Protocol):
         committed_at_microseconds: int | None = None,
     ) -> None: ...
 
+    def moved(self) -> None:
+        """A view has come further, or no longer goes on, or goes on again."""
+
     def expire(self, view: str) -> None:
         """The view begins anew: its subscribers must read it again."""
 
@@ -284,6 +287,7 @@ class Engine:
 
     def _tell(self) -> None:
         self._control.set_views(list(self._views.values()), self._store.last_tick())
+        self._publisher.moved()
 
     def _hold(self) -> None:
         self._held_at = time.monotonic()

@@ -56,6 +56,7 @@ logger = logging.getLogger("headrace.gateway")
 
 Handler = Callable[[Incoming], Awaitable[Response | None]]
 
+NOT_ASCII = "(not ASCII)"
 _VIEW_PATH = re.compile(r"/v1/views/([^/]+)(?:/(changes|deadletters|rebuild|snapshot))?")
 _STREAM_PATH = re.compile(
     r"/v1/streams/([^/]+)/(completeness(?:/accept|/retire)?|late|late/apply|resume)"
@@ -270,6 +271,14 @@ class GatewayApp:
         return await handler(request)
 
     async def _forward(self, request: Incoming) -> Response | None:
+        if _header(request.headers, "headrace-covers") == NOT_ASCII:
+            # It would not be passed on, and the query would not wait.
+            raise RequestError(
+                400,
+                "bad-covers",
+                "the header Headrace-Covers has characters that are not ASCII",
+                hint="give the token as an answer to POST /v1/events gave it",
+            )
         body = b""
         if request.method == "POST":
             body = await request.read(_QUERY_BODY_BYTES_MAX)
@@ -380,7 +389,7 @@ class GatewayApp:
 
 def _header(headers: Headers, name: str) -> str | None:
     """None only if there is none: a value that is not ASCII is one that nothing accepts."""
-    return headers.get(name, "(not ASCII)") if name in headers else None
+    return headers.get(name, NOT_ASCII) if name in headers else None
 
 
 def _stopping() -> RequestError:

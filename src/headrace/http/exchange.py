@@ -14,7 +14,7 @@ from collections.abc import Iterable
 __all__ = ["Answer", "BrokenExchange", "Exchanges", "NoConnection", "StaleConnection"]
 
 CONNECT_SECONDS_MAX = 2.0
-CONNECTIONS_MAX = 400
+CONNECTIONS_MAX = 656
 IDLE_CONNECTIONS_MAX = 32
 IDLE_SECONDS_MAX = 10.0  # well before the server closes it
 HEAD_BYTES_MAX = 64 * 1024

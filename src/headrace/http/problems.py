@@ -4,7 +4,7 @@ carried by a RequestError, and is documented in docs/reference/errors.md."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -39,7 +39,9 @@ _TITLES = {
 }
 
 
-def problem_body(status: int, code: str, detail: str, hint: str = "") -> bytes:
+def problem_body(
+    status: int, code: str, detail: str, hint: str = "", more: Mapping[str, object] | None = None
+) -> bytes:
     document = {
         "type": PROBLEM_TYPE + code,
         "title": _TITLES.get(status, "Error"),
@@ -47,6 +49,7 @@ def problem_body(status: int, code: str, detail: str, hint: str = "") -> bytes:
         "detail": detail,
         "code": code,
         "hint": hint,
+        **(more or {}),
     }
     return msgspec.json.encode(document)
 
@@ -67,7 +70,8 @@ def problem_response(error: RequestError) -> Response:
         headers.append(("retry-after", str(error.retry_after_seconds)))
     if error.status == 401:
         headers.append(("www-authenticate", 'Bearer realm="headrace"'))
-    return error.status, headers, problem_body(error.status, error.code, error.message, error.hint)
+    body = problem_body(error.status, error.code, error.message, error.hint, error.more)
+    return error.status, headers, body
 
 
 def failure_response(error: Exception) -> Response:

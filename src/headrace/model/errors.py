@@ -36,7 +36,7 @@ which is documented in docs/reference/errors.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 __all__ = [
@@ -126,7 +126,8 @@ class SettingsError(HeadraceError):
 
 class RequestError(HeadraceError):
     """A refused request. `code` is stable, `status` is the problem document's HTTP status,
-    `allow` lists the methods a path has when it was asked with another."""
+    `allow` lists the methods a path has when it was asked with another, `more` are further members
+    of the problem document."""
 
     def __init__(
         self,
@@ -137,12 +138,14 @@ class RequestError(HeadraceError):
         hint: str = "",
         retry_after_seconds: int | None = None,
         allow: str = "",
+        more: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
         self.status = status
         self.code = code
         self.retry_after_seconds = retry_after_seconds
         self.allow = allow
+        self.more = dict(more or {})
 
 
 class LogError(HeadraceError):

@@ -10,6 +10,7 @@ import msgspec
 
 from headrace.model.errors import (
     ChangesExpiredError,
+    CoversError,
     FencedError,
     HeadraceError,
     QueryError,
@@ -26,6 +27,8 @@ _log = logging.getLogger("headrace.serve")
 def _status(error: HeadraceError) -> int:
     if isinstance(error, RequestError | QueryError):
         return error.status
+    if isinstance(error, CoversError):
+        return 400
     if isinstance(error, ChangesExpiredError):
         return 410
     if isinstance(error, FencedError):
@@ -48,6 +51,7 @@ def problem_document(error: BaseException) -> dict[str, Any]:
         "detail": detail,
         "code": code,
         "hint": hint,
+        **(error.more if isinstance(error, RequestError) else {}),
     }
 
 

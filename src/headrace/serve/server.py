@@ -28,6 +28,7 @@ from headrace.serve.application import Application
 from headrace.serve.changes.subscriptions import Hub
 from headrace.serve.operate.completeness import Completeness
 from headrace.serve.operate.control import Control
+from headrace.serve.query.covers import WAITING_MAX, Coverage
 from headrace.serve.query.progress import ProgressReader
 from headrace.serve.services import Services
 from headrace.store.contract import Store, ViewChange
@@ -36,7 +37,7 @@ __all__ = ["Server", "start_server"]
 
 START_SECONDS_MAX = 10.0
 STOP_SECONDS_MAX = 10.0
-CONNECTIONS_BESIDE_SUBSCRIBERS_MAX = 512
+CONNECTIONS_BESIDE_MAX = 512  # of subscribers and of queries that wait
 
 
 def start_server(store: Store, control: Control, settings: Settings) -> Server:
@@ -62,6 +63,7 @@ class Server:
         self._asked = threading.local()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._hub: Hub | None = None
+        self._coverage: Coverage | None = None
         self._stopping: asyncio.Event | None = None
 
     # for the engine
@@ -94,6 +96,12 @@ class Server:
         self._asked.watched = frozenset() if self._hub is None else self._hub.watched()
         watched: frozenset[str] = self._asked.watched
         return watched
+
+    def moved(self) -> None:
+        """Call when a view has come further, no longer goes on, or goes on again, after that can be
+        asked for: queries may wait for it. Never waits, and costs nothing while none does."""
+        if self._coverage is not None:
+            self._coverage.moved()
 
     def expire(self, view: str) -> None:
         """Call when a view is dropped or rebuilt: its subscribers are told to read it again."""
@@ -143,8 +151,9 @@ class Server:
         completeness = Completeness(file, self._store)
         progress = ProgressReader(self._control, completeness)
         hub = Hub(self._loop, self._store, progress, subscribers_max)
-        services = Services(self._store, self._control, self._settings, hub, completeness)
-        connections_max = subscribers_max + CONNECTIONS_BESIDE_SUBSCRIBERS_MAX
+        coverage = Coverage(self._loop, self._store, self._control)
+        services = Services(self._store, self._control, self._settings, hub, coverage, completeness)
+        connections_max = subscribers_max + WAITING_MAX + CONNECTIONS_BESIDE_MAX
         server = GranianServer(
             Application(services, self._secret),
             address="127.0.0.1",
@@ -160,12 +169,14 @@ class Server:
             self._reservation.close()
         hub.start()
         self._hub = hub
+        self._coverage = coverage
         serving = asyncio.ensure_future(server.serve())
         stopping = asyncio.ensure_future(self._stopping.wait())
         self._started.set()
         try:
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            coverage.close()
             await hub.close()
             server.stop()  # type: ignore[no-untyped-call]
             await asyncio.gather(serving, return_exceptions=True)

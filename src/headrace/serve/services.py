@@ -12,6 +12,7 @@ from headrace.serve.changes.subscriptions import Hub
 from headrace.serve.operate.completeness import Completeness
 from headrace.serve.operate.control import Control
 from headrace.serve.pool import Pool
+from headrace.serve.query.covers import Coverage
 from headrace.serve.query.progress import Progress, ProgressReader
 from headrace.store.contract import LATE_SUFFIX, Store
 
@@ -32,6 +33,7 @@ class Services:
         control: Control,
         settings: Settings,
         hub: Hub,
+        coverage: Coverage,
         completeness: Completeness,
     ) -> None:
         self.store = store
@@ -40,6 +42,7 @@ class Services:
         self._progress = ProgressReader(control, completeness)
         self.settings = settings
         self.hub = hub
+        self.coverage = coverage
         self.reads = Pool("read", READS_AT_ONCE_MAX, READS_WAITING_MAX)
         at_once = settings.store.queries_at_once_max
         self.queries = Pool("sql", at_once, waiting_max=4 * at_once)
@@ -118,6 +121,19 @@ class Services:
             if error.view is not None:
                 self.require_started()
             raise
+
+    def views_read_by(self, sql: str) -> list[str]:
+        """Exactly the views that a query reads; who reads STREAM_late reads what all views of the
+        stream have come to. Blocking. Raises QueryError for what is no query, and for a view that
+        is not there just now."""
+        with self.querying():
+            names = {name.lower() for name in self.store.views_in(sql)}
+        return [
+            view
+            for view, entry in self.store.catalog().items()
+            if view.lower() in names
+            or (f"{entry.stream.lower()}{LATE_SUFFIX}" in names and not entry.status.is_closed)
+        ]
 
     def progress(self, views: Iterable[str]) -> Progress:
         return self._progress.of(views)

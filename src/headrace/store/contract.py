@@ -365,6 +365,10 @@ class Store(Protocol):
         """Write the rows of a view that meet the filters (as in read_view) to `file` as Parquet,
         and say what the ledger knows of the view at the same tick. Raises QueryError."""
 
+    def views_in(self, sql: str) -> frozenset[str]:
+        """The names of the views, STREAM_late among them, that query() would read for this text, as
+        it spells them. Raises QueryError as query() does for a text that it refuses."""
+
     def query(self, sql: str) -> QueryResult:
         """One read-only SELECT in the store's dialect, within the limits of rows, seconds, memory
         and number at once; no file, network, setting or write. Raises QueryError."""

@@ -198,6 +198,26 @@ def test_queries_pass_through(shared_gateway: Any, engine: EngineServer) -> None
     assert large.status_code == 413
 
 
+def test_what_a_query_is_to_cover_is_passed_on_whole_or_refused(
+    shared_gateway: Any, engine: EngineServer
+) -> None:
+    """A query that lost it on the way would not wait."""
+    address = f"{shared_gateway.url}/v1/views/income?covers=now"
+    given = [("Headrace-Covers", "1abc"), ("headrace-covers", "1DEF,1ghi"), ("X", "1")]
+    assert httpx.get(address, headers=given).status_code == 200
+    line, headers, _ = engine.requests[-1]
+    assert line == "GET /v1/views/income?covers=now HTTP/1.1"
+    assert headers["headrace-covers"] == "1abc, 1def,1ghi"  # this server folds them
+    count = len(engine.requests)
+    for method, path in (("GET", "/v1/views/income"), ("POST", "/v1/sql")):
+        broken = [("Headrace-Covers", "1abc"), ("Headrace-Covers", "1é".encode())]
+        answer = httpx.request(method, shared_gateway.url + path, headers=broken)
+        assert (answer.status_code, answer.json()["code"]) == (400, "bad-covers")
+    huge = httpx.get(address, headers={"Headrace-Covers": "1" * 70_000})
+    assert huge.status_code == 431
+    assert len(engine.requests) == count
+
+
 ADMIN_PATHS = ("/deadletters", "/rebuild", "/snapshot", "/sql", "/metrics")
 QUERY_PATHS = (
     *(f"/v1/views/income{slash}deadletters" for slash in ("/", "%2F", "%2f", "%252F", "%25252F")),

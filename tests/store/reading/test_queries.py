@@ -156,6 +156,33 @@ def test_plain_queries_are_answered(sold: Store, sql: str) -> None:
     assert rows_of(sold, sql) == [(100,)]
 
 
+@pytest.mark.parametrize(
+    ("sql", "names"),
+    [
+        ("SELECT user AS sales FROM SALES", {"SALES"}),
+        ("SELECT 'sales' -- FROM sales", set()),
+        ("WITH sales AS (SELECT 1 AS user) SELECT user FROM sales", set()),
+        ("WITH a AS (FROM sales) SELECT 1 WHERE EXISTS (SELECT 1 FROM a, range(3))", {"sales"}),
+        ("SELECT (SELECT count(*) FROM sales) + 1", {"sales"}),
+        ("SUMMARIZE sales", {"sales"}),
+    ],
+)
+def test_the_views_that_a_query_reads_are_known_before_it_runs(
+    sold: Store, sql: str, names: set[str]
+) -> None:
+    assert sold.views_in(sql) == names
+    assert sold.metrics()["queries_running"] == 0
+
+
+@pytest.mark.parametrize("sql", ["SELECT * FROM nothing", "DROP VIEW sales", "SELEC 1"])
+def test_what_is_no_query_reads_nothing(sold: Store, sql: str) -> None:
+    with pytest.raises(QueryError) as asked:
+        sold.views_in(sql)
+    with pytest.raises(QueryError) as run:
+        sold.query(sql)
+    assert (str(asked.value), asked.value.view) == (str(run.value), run.value.view)
+
+
 def test_timestamps_in_answers_are_utc_microseconds(sold: Store) -> None:
     result = sold.query("SELECT TIMESTAMPTZ '2026-01-01 00:00:03Z' AS t")
     list(result.batches)

@@ -211,6 +211,26 @@ def _dead_letter_paths() -> Json:
     }
 
 
+def _covers_parameters() -> list[Json]:
+    token = {"type": "string"}
+    seconds = {"type": "number", "minimum": 0, "maximum": 60, "default": 30}
+    return [
+        parameter(
+            "covers",
+            token,
+            "The `covers` of an answer to POST /v1/events, or `now` for all that is stored: the "
+            "query waits until the views it reads have taken in what it covers.",
+        ),
+        parameter("wait_seconds", seconds, "With `covers`: how long; then 504."),
+        parameter(
+            "Headrace-Covers",
+            token,
+            "As `covers`; several tokens are separated by commas, and all of them count.",
+            place="header",
+        ),
+    ]
+
+
 def _view_paths() -> Json:
     name = _view_parameter()
     rows = answer("Rows and their freshness.", reference("Rows"))
@@ -238,9 +258,10 @@ def _view_paths() -> Json:
             "get": operation(
                 "readView",
                 "Rows of a view; any other parameter filters by a column of that name.",
-                {"200": rows, **problems(400, 404, 406, 408, 413, 422, 429, 503)},
+                {"200": rows, **problems(400, 404, 406, 408, 409, 413, 414, 422, 429, 503, 504)},
                 scope="query",
                 parameters=[
+                    *_covers_parameters(),
                     parameter("order_by", {"type": "string"}, "Columns; - before one descends."),
                     parameter("limit", {"type": "integer", "minimum": 1}, "At most this many."),
                     parameter("cursor", {"type": "string"}, "`next_cursor` of the page before."),
@@ -293,8 +314,9 @@ def _view_paths() -> Json:
             "post": operation(
                 "query",
                 "A read-only SELECT over the views.",
-                {"200": rows, **problems(400, 406, 408, 413, 415, 422, 429, 503)},
+                {"200": rows, **problems(400, 406, 408, 409, 413, 414, 415, 422, 429, 503, 504)},
                 scope="sql",
+                parameters=_covers_parameters(),
                 requestBody={"required": True, "content": {"application/json": {"schema": query}}},
             )
         },

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from headrace.store.contract import Counts
+from headrace.store.contract import Counts, ViewStatus
 
 __all__ = ["Control", "EngineStatus", "StreamReport", "TickDurations", "ViewReport"]
 
@@ -78,6 +78,16 @@ class Control(Protocol):
     def watermark(self, view: str) -> int | None:
         """The view's committed watermark in microseconds; None while there is none. Never
         decreases, and never runs ahead of what a query that starts now will see."""
+
+    def standstill(self, view: str) -> ViewStatus | None:
+        """How the view stands, if it takes in nothing more until somebody does something about it;
+        None for one that goes on, or that is not open yet."""
+
+    def log_identity(self) -> str:
+        """What tells the project's log from any other; "" while there is none."""
+
+    def ends(self, stream: str) -> tuple[int, ...]:
+        """The ends of a stream in the log, per partition; empty for one that it does not have."""
 
     def rebuild(self, view: str) -> None:
         """Ask for the view to be emptied and filled again from the log; returns before it is done.

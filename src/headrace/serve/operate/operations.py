@@ -137,6 +137,7 @@ class _Figures(Collector):
         yield from _engine_figures(status)
         yield from _view_figures(status)
         hub = self._services.hub
+        yield _figure("queries_waiting", self._services.coverage.waiting)
         yield _figure("subscribers", hub.subscribers)
         yield _figure("subscription_messages_total", hub.messages_total)
         yield _figure("subscriptions_fallen_behind_total", hub.fallen_behind_total)

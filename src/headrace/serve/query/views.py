@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from headrace.formats.answers import Answer, choose, encode
+from headrace.formats.answers import Answer, AnswerFreshness, choose, encode
 from headrace.model.errors import QueryError, RequestError
 from headrace.serve.parameters import limit_alone, whole_number
+from headrace.serve.query.covers import COVERS_PARAMETERS, Wanted, read_wanted
 from headrace.serve.requests import Request, Response, json_response
 from headrace.serve.services import Services
 from headrace.store.contract import QueryResult
@@ -21,10 +23,14 @@ __all__ = ["list_dead_letters", "list_views", "read_view", "run_sql"]
 LIMIT = 100
 SQL_BYTES_MAX = 64 * 1024
 DEAD_LETTERS_MAX = 10_000
+RESERVED = ("order_by", "limit", "cursor", *COVERS_PARAMETERS)
 
 
 @dataclass(frozen=True)
 class _Asked:
+    """`reserved` are the parameters that are no filters."""
+
+    reserved: dict[str, str]
     filters: dict[str, str]
     order_by: list[tuple[str, bool]]
     limit: int
@@ -60,6 +66,10 @@ async def list_views(services: Services, request: Request, name: str) -> Respons
 async def read_view(services: Services, request: Request, name: str) -> Response:
     media_type = choose(request.headers.get("accept"))
     asked = _asked(request.parameters(), services.settings.store.query_rows_max)
+    wanted = read_wanted(request, asked.reserved)
+    if wanted is not None:
+        known = await services.reads.run(partial(services.view_name, name))
+        await _cover(services, request, [known], wanted)
 
     def read() -> Response:
         view = services.view_name(name)
@@ -81,7 +91,7 @@ def _asked(parameters: list[tuple[str, str]], rows_max: int) -> _Asked:
     reserved: dict[str, str] = {}
     filters: dict[str, str] = {}
     for name, value in parameters:
-        target = reserved if name in ("order_by", "limit", "cursor") else filters
+        target = reserved if name in RESERVED else filters
         column = name.removeprefix("filter.") if target is filters else name
         if column in target:
             raise RequestError(
@@ -92,6 +102,7 @@ def _asked(parameters: list[tuple[str, str]], rows_max: int) -> _Asked:
             )
         target[column] = value
     return _Asked(
+        reserved,
         filters,
         _order_by(reserved.get("order_by", "")),
         whole_number("limit", reserved.get("limit", str(min(LIMIT, rows_max))), 1, rows_max),
@@ -125,7 +136,11 @@ async def list_dead_letters(services: Services, request: Request, name: str) -> 
 
 async def run_sql(services: Services, request: Request, name: str) -> Response:
     media_type = choose(request.headers.get("accept"))
+    wanted = read_wanted(request, _covers_alone(request))
     sql = _sql(request, await request.body())
+    if wanted is not None:
+        named = await services.reads.run(partial(services.views_read_by, sql))
+        await _cover(services, request, named, wanted)
 
     def run() -> Response:
         progress = services.progress(services.views_named_in(sql))
@@ -135,6 +150,43 @@ async def run_sql(services: Services, request: Request, name: str) -> Response:
         return encode(answer, media_type)
 
     return await services.queries.run(run)
+
+
+def _covers_alone(request: Request) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for name, value in request.parameters():
+        if name not in COVERS_PARAMETERS or name in given:
+            raise RequestError(
+                400,
+                "parameter",
+                f"parameter {name[:100]!r} is unknown, or given twice",
+                hint=f"parameters are {', '.join(COVERS_PARAMETERS)}",
+            )
+        given[name] = value
+    return given
+
+
+async def _cover(services: Services, request: Request, views: list[str], wanted: Wanted) -> None:
+    """Returns when the views have taken in what is wanted. Raises what Coverage.reach raises, and
+    RequestError 504, with the freshness an answer would have had, when the time is over."""
+    lacking = await services.coverage.reach(views, wanted, request.receive)
+    if not lacking:
+        return
+
+    def freshness() -> AnswerFreshness:
+        engine = services.control.status()
+        return services.progress(views).of_tick(engine.tick, engine.committed_at_microseconds)
+
+    fresh = await services.reads.run(freshness)
+    names = ", ".join(lacking)
+    raise RequestError(
+        504,
+        "not-covered",
+        f"after {wanted.seconds:g} s {names} {'has' if len(lacking) == 1 else 'have'} not taken in "
+        f"what is to be covered: {fresh.text}",
+        hint="ask again, wait longer with wait_seconds, or read without covers",
+        more={"views": lacking, "freshness": fresh.document()},
+    )
 
 
 def _closing(result: QueryResult) -> Iterator[pa.RecordBatch]:

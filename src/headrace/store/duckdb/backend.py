@@ -288,6 +288,9 @@ class DuckStore:
         with self._queries.read([stored.entry.view]) as (cursor, freshness):
             return write_snapshot(cursor, stored, freshness, file, filters, with_ticks)
 
+    def views_in(self, sql: str) -> frozenset[str]:
+        return self._queries.views_in(sql)
+
     def query(self, sql: str) -> QueryResult:
         return self._queries.query(sql)
 

@@ -28,9 +28,12 @@ READING_NODES = frozenset(
 )
 
 
-def check_query(cursor: duckdb.DuckDBPyConnection, sql: str, views: Mapping[str, str]) -> None:
-    """Raises QueryError, saying what is accepted, for anything but one plain SELECT over `views`,
-    which gives each view's stream, and for what could get too large."""
+def check_query(
+    cursor: duckdb.DuckDBPyConnection, sql: str, views: Mapping[str, str]
+) -> frozenset[str]:
+    """The names of the views that the query reads, as it spells them. Raises QueryError, saying
+    what is accepted, for anything but one plain SELECT over `views`, which gives each view's
+    stream, and for what could get too large."""
     if len(sql) > QUERY_CHARACTERS_MAX:
         raise QueryError(
             f"the query has {len(sql)} characters",
@@ -53,7 +56,14 @@ def check_query(cursor: duckdb.DuckDBPyConnection, sql: str, views: Mapping[str,
             )
         for node in _nodes(tree["statements"]):
             _check_node(node)
-        Sizes(lambda path: _check_view(path, views)).check(tree["statements"][0]["node"])
+        read: set[str] = set()
+
+        def check_view(path: list[str]) -> None:
+            _check_view(path, views)
+            read.add(path[-1])
+
+        Sizes(check_view).check(tree["statements"][0]["node"])
+        return frozenset(read)
     except RecursionError:
         raise QueryError("the query is nested too deeply", hint="simplify it", status=413) from None
 

@@ -139,6 +139,11 @@ class Queries:
             batches.close()
         return QueryResult(schema, _chained(ahead, batches), freshness)
 
+    def views_in(self, sql: str) -> frozenset[str]:
+        """The names of the views that the query reads. Raises QueryError."""
+        with self.read() as (cursor, _):
+            return check_query(cursor, sql, self._streams_of_views())
+
     def _run(
         self, running: _Running, sql: str
     ) -> Generator[pa.RecordBatch | tuple[pa.Schema, Freshness], None, None]:

@@ -21,6 +21,7 @@ from headrace.client import AsyncClient, Client, Quarantined
 from headrace.client.outbox import Limits
 from headrace.compile import load_project
 from headrace.log.embedded.backend import open_reader
+from headrace.model.covers import Covers
 from headrace.model.errors import RefusedError
 from headrace.model.settings import load_settings
 
@@ -85,6 +86,7 @@ def test_what_is_flushed_is_stored_and_the_rest_is_a_dead_letter(gateway: Gatewa
         counts = client.counts
         assert (counts.accepted, counts.quarantined, counts.held) == (2_501, 1, 0)
         assert _stored(client) == 2_501
+        assert Covers.read(client._sender.covers()).ends == {"payments": (2_501,)}
         assert [(q.sequence, q.event) for q in told] == [(2_500, b'{"n":"many"}')]
         (letter,) = client.dead_letters("payments")
         assert letter["raw"] == '{"n":"many"}'
@@ -106,6 +108,7 @@ def test_a_stream_spelled_in_two_ways_loses_nothing(gateway: Gateway) -> None:
             for name, numbers in (("payments", (6, 7)), ("Payments", (8,))):
                 await other.send(name, ({"n": n} for n in numbers))
                 await other.flush()
+            assert Covers.read(other._sender.covers()).ends == {"payments": (8,)}
             return other.counts.accepted
 
     assert asyncio.run(send()) == 3
@@ -191,6 +194,7 @@ def test_killed_gateways_store_every_event_once(
         client.flush()
         assert _stored(client) == total
         assert client.counts.accepted == total
+        assert Covers.read(client._sender.covers()).ends == {"payments": (total,)}
     gateway.kill()
     numbers = _numbers_in_log(gateway)
     assert numbers == list(range(total))

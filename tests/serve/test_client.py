@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from headrace.client import AsyncClient, Client
+from headrace.model.covers import Covers
 from headrace.model.errors import ChangesExpiredError, ClientError, RefusedError, UnreachableError
+from headrace.store.contract import ViewStatus
 
 
 class Cable:
@@ -247,5 +249,85 @@ def test_the_asynchronous_client_does_the_same(shop: Any, cable: Cable) -> None:
             assert ticks == [1, 2]
             with pytest.raises(RefusedError):
                 await client.view("nothing")
+
+    asyncio.run(work())
+
+
+def _written(client: Client | AsyncClient, shop: Any, ends: int, log: str = "log") -> None:
+    """As if the client had flushed events, up to this end of the stream."""
+    shop.control.log_ends["payments"] = (ends,)
+    client._sender._outbox.covers = Covers(log, {"payments": (ends,)}).text()
+
+
+def test_a_query_shows_what_the_client_has_written(
+    shop: Any, client: Client, beside: Any, until: Any
+) -> None:
+    _written(client, shop, 2)
+
+    def tick_when_waited_for() -> None:
+        until(lambda: shop.server._coverage.waiting)
+        shop.tick(income=[("ann", "1.00")] * 2)
+
+    with beside(tick_when_waited_for):
+        assert client.view("income").rows[0]["payments"] == 2
+    _written(client, shop, 4)
+    with beside(tick_when_waited_for):
+        assert client.query("SELECT payments FROM income").rows == [{"payments": 4}]
+    client.views()  # asks for no view's rows, so there is nothing to wait for
+
+
+def test_waiting_is_bounded_and_goes_on_over_a_cut(
+    shop: Any, cable: Cable, client: Client, beside: Any, until: Any
+) -> None:
+    with Client(cable.url, request_seconds_max=0.5) as hasty:
+        _know_secret(hasty, shop)
+        _written(hasty, shop, 2)
+        with pytest.raises(RefusedError, match="has not taken in") as caught:
+            hasty.view("income")
+        assert (caught.value.status, caught.value.problem["views"]) == (504, ["income"])
+    with Client(cable.url, reads_own_writes=False) as other:
+        _know_secret(other, shop)
+        _written(other, shop, 2)
+        assert other.view("income").rows == []
+    _written(client, shop, 2)
+
+    def cut_and_tick() -> None:
+        until(lambda: shop.server._coverage.waiting)
+        cable.cut()
+        until(lambda: not shop.server._coverage.waiting)
+        until(lambda: shop.server._coverage.waiting)
+        shop.tick(income=[("ann", "1.00")] * 2)
+
+    with beside(cut_and_tick):
+        assert client.view("income").rows[0]["payments"] == 2
+
+
+def test_what_stands_still_or_is_gone_is_said(shop: Any, client: Client) -> None:
+    _written(client, shop, 2)
+    shop.control.standing["income"] = ViewStatus("halted", "event 1 is late")
+    with pytest.raises(RefusedError, match="halted: event 1 is late") as caught:
+        client.view("income")
+    assert caught.value.status == 409
+    _written(client, shop, 2, log="removed")
+    with pytest.raises(RefusedError, match="another log"):
+        client.query("SELECT * FROM income")
+    assert client.view("income").rows == []  # said once: it is not to be had any more
+
+
+def test_the_asynchronous_client_waits_too(shop: Any, cable: Cable) -> None:
+    async def work() -> None:
+        async with AsyncClient(cable.url) as client:
+            _know_secret(client, shop)
+            _written(client, shop, 2)
+            asked = asyncio.create_task(client.view("income"))
+            async with asyncio.timeout(60):
+                while not shop.server._coverage.waiting:
+                    await asyncio.sleep(0.005)
+            await asyncio.to_thread(lambda: shop.tick(income=[("ann", "1.00")] * 2))
+            assert (await asked).rows[0]["payments"] == 2
+            _written(client, shop, 3, log="removed")
+            with pytest.raises(RefusedError, match="another log"):
+                await client.view("income")
+            assert len(await client.view("income")) == 1
 
     asyncio.run(work())

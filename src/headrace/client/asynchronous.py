@@ -19,7 +19,7 @@ from headrace.client.following import Follower
 from headrace.client.outbox import Counts, Limits, Quarantined, Refused
 from headrace.client.result import Change, Result
 from headrace.client.task_sender import TaskSender
-from headrace.model.errors import HeadraceError
+from headrace.model.errors import HeadraceError, RefusedError
 
 __all__ = ["AsyncClient"]
 
@@ -38,6 +38,10 @@ class AsyncClient:
     When the buffer is full, send waits up to `request_seconds_max` (`when_full="block"`) or raises
     BufferFullError at once (`"raise"`). `on_quarantined` gets every event the server put aside,
     `on_refused` every batch it will not take; both are called on a sending thread.
+
+    A query shows everything that this client has flushed before: it waits for it, within the time
+    of a request, and raises RefusedError when that is over (504) or when a view stands still
+    without having it (409). With `reads_own_writes=False` it shows the views as they stand.
     """
 
     def __init__(
@@ -52,12 +56,14 @@ class AsyncClient:
         when_full: Literal["block", "raise"] = "block",
         connections: int = 2,
         request_seconds_max: float = 30.0,
+        reads_own_writes: bool = True,
         on_quarantined: Callable[[Quarantined], None] | None = None,
         on_refused: Callable[[Refused], None] | None = None,
     ) -> None:
         self._connection = Connection.make(
             url, token, request_seconds_max, connections, producer, epoch, sends_time=sent_at
         )
+        self._reads_own_writes = reads_own_writes
         self._http = httpx.AsyncClient(
             base_url=self._connection.url,
             headers=self._connection.headers(),
@@ -175,21 +181,24 @@ class AsyncClient:
     async def _ask(self, call: Call[Answer]) -> Answer:
         self._connection.check_process()
         trying = Trying(f"{call.method} {call.path}", self._connection.request_seconds_max)
+        covers = self._sender.covers() if call.of_views and self._reads_own_writes else ""
         while True:
+            parameters, headers = trying.asked(call, covers)
             try:
                 response = await self._http.request(
-                    call.method,
-                    call.path,
-                    params=list(call.parameters),
-                    headers=dict(call.headers),
-                    content=call.body,
+                    call.method, call.path, params=parameters, headers=headers, content=call.body
                 )
             except (httpx.TransportError, httpx.DecodingError) as error:
                 await asyncio.sleep(
                     trying.pause_after_failure(error, is_repeatable=call.is_repeatable)
                 )
                 continue
-            pause = trying.pause_after_answer(call, response)
+            try:
+                pause = trying.pause_after_answer(call, response)
+            except RefusedError as error:
+                if error.problem.get("code") == "bad-covers":
+                    self._sender.forget_covers(covers)  # it is gone: said once
+                raise
             if pause is None:
                 return call.read(response.headers, response.content)
             await asyncio.sleep(pause)

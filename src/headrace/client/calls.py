@@ -23,7 +23,8 @@ ARROW = "application/vnd.apache.arrow.stream"
 
 @dataclass(frozen=True)
 class Call(Generic[Answer]):
-    """`is_repeatable` calls may be asked again when no answer came."""
+    """`is_repeatable` calls may be asked again when no answer came; those that are `of_views` can
+    wait for what the views are to cover."""
 
     method: str
     path: str
@@ -32,12 +33,13 @@ class Call(Generic[Answer]):
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
     is_repeatable: bool = True
+    of_views: bool = False
 
 
 def query(sql: str) -> Call[Result]:
     headers = {"accept": ARROW, "content-type": "application/json"}
     body = msgspec.json.encode({"sql": sql})
-    return Call("POST", "/v1/sql", Result.from_stream, headers=headers, body=body)
+    return Call("POST", "/v1/sql", Result.from_stream, headers=headers, body=body, of_views=True)
 
 
 def view(
@@ -56,7 +58,7 @@ def view(
     if cursor is not None:
         parameters.append(("cursor", cursor))
     path = f"/v1/views/{quote(name, safe='')}"
-    return Call("GET", path, Result.from_stream, parameters, {"accept": ARROW})
+    return Call("GET", path, Result.from_stream, parameters, {"accept": ARROW}, of_views=True)
 
 
 def _filter(column: str, value: Any) -> str:

@@ -16,6 +16,7 @@ import msgspec
 
 from headrace.client.calls import Call
 from headrace.client.outbox import Batch, Quarantined, Refused, Retry, Stored
+from headrace.client.own_writes import WAIT_SECONDS_MAX
 from headrace.client.retry import RETRIED_STATUSES, pause_seconds, refused, retry_after_seconds
 from headrace.model.errors import ClientError, UnreachableError
 
@@ -27,6 +28,7 @@ CONNECT_SECONDS_MAX = 5.0
 CLOSE_SECONDS_MAX = 30.0
 CLOSE_UNREACHED_SECONDS_MAX = 1.0
 GOODBYE_SECONDS_MAX = 2.0
+ANSWER_SECONDS = 1.0  # of the time for a query, left for the answer after a wait
 SILENCE_SECONDS_MAX = 45.0  # three heartbeats of a subscription
 
 
@@ -139,6 +141,19 @@ class Trying:
         self._seconds_max = seconds_max
         self._ends_at = time.monotonic() + seconds_max
         self._attempts = 0
+
+    def asked(self, call: Call[Any], covers: str) -> tuple[httpx.QueryParams, dict[str, str]]:
+        """Parameters and headers of the next try. Where something is to be covered the server waits
+        for it nearly as long as there is time, so that it is the server who says what is missing.
+        """
+        parameters = httpx.QueryParams(list(call.parameters))
+        headers = dict(call.headers)
+        if covers:
+            margin = min(ANSWER_SECONDS, self._seconds_max / 10)
+            left = max(0.0, self._ends_at - margin - time.monotonic())
+            parameters = parameters.set("wait_seconds", f"{min(left, WAIT_SECONDS_MAX):.3f}")
+            headers["headrace-covers"] = covers
+        return parameters, headers
 
     def pause_after_answer(self, call: Call[Any], response: httpx.Response) -> float | None:
         """None for an answer to be read; seconds to wait before the next try. Raises RefusedError

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.client.own_writes import merged_token
 from headrace.client.retry import RETRIED_STATUSES, refused, retry_after_seconds
 from headrace.model.errors import BufferFullError, ClientError, RefusedError, UnreachableError
 
@@ -104,9 +105,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Stored:
+    """`covers` is the token of the answer, "" from a server that gives none."""
+
     accepted: int
     quarantined: tuple[Quarantined, ...]
     quarantined_count: int
+    covers: str = ""
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,8 @@ def judge(
             )
             for item in answer["errors"]
         )
-        return Stored(answer["accepted"], letters, answer["quarantined"])
+        covers = str(answer.get("covers", ""))
+        return Stored(answer["accepted"], letters, answer["quarantined"], covers)
     except (msgspec.DecodeError, KeyError, TypeError, IndexError) as error:
         return Retry(f"the answer cannot be read: {error!r}")
 
@@ -150,6 +155,7 @@ class _Lane:
     is_under_way: bool = False
     is_stored: bool = False
     not_before: float = 0.0
+    covers: str = ""  # of the newest batch, which covers those before it too
 
     def seal(self) -> None:
         if self.opened is not None:
@@ -166,7 +172,9 @@ class Outbox:
         self._bytes = 0
         self._refusals: deque[Refused] = deque(maxlen=REFUSALS_KEPT_MAX)
         self._refused_unreported = 0
+        self._flushed: tuple[str, ...] = ()
         self.counts = Counts()
+        self.covers = ""  # the token of what was flushed
         self.last_failure = ""
 
     def put(self, stream: str, event: bytes, now: float) -> bool | None:
@@ -257,6 +265,7 @@ class Outbox:
             self.counts.accepted += outcome.accepted
             self.counts.quarantined += outcome.quarantined_count
             lane.is_stored = True
+            lane.covers = outcome.covers
         else:
             self.counts.refused += len(batch.events)
             self._refused_unreported += len(batch.events)
@@ -279,6 +288,19 @@ class Outbox:
             for stream, mark in marks.items()
             if mark > self._lanes[stream].resolved
         }
+
+    def note_flushed(self) -> None:
+        """What was given before is durable: from now on `covers` covers it."""
+        tokens = tuple(lane.covers for lane in self._lanes.values() if lane.covers)
+        if tokens != self._flushed:
+            self._flushed, self.covers = tokens, merged_token(tokens)
+
+    def forget_covers(self, refused: str) -> None:
+        """The server's log does not have what the token covers."""
+        if refused == self.covers:
+            self._flushed, self.covers = (), ""
+            for lane in self._lanes.values():
+                lane.covers = ""
 
     def not_durable(self, held: Mapping[str, int], timeout_seconds: float) -> UnreachableError:
         which = ", ".join(f"{count} of stream {stream}" for stream, count in held.items())

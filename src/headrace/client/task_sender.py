@@ -46,6 +46,13 @@ class TaskSender:
     def counts(self) -> Counts:
         return dataclasses.replace(self._outbox.counts)
 
+    def covers(self) -> str:
+        """The token of what was flushed; "" while nothing was."""
+        return self._outbox.covers
+
+    def forget_covers(self, refused: str) -> None:
+        self._outbox.forget_covers(refused)
+
     async def put(self, stream: str, line: bytes, taken: int) -> None:
         """Raises BufferFullError at once or after the time of a request, as was chosen."""
         self._check_usable()
@@ -81,6 +88,7 @@ class TaskSender:
                 raise self._outbox.not_durable(held, timeout_seconds)
             await self._progress.wait(remaining)
             self._check_usable()
+        self._outbox.note_flushed()
         refusal = self._outbox.take_refusal()
         if refusal is not None:
             raise refusal

@@ -56,6 +56,15 @@ class ThreadSender:
         with self._work:
             return dataclasses.replace(self._outbox.counts)
 
+    def covers(self) -> str:
+        """The token of what was flushed; "" while nothing was."""
+        with self._work:
+            return self._outbox.covers
+
+    def forget_covers(self, refused: str) -> None:
+        with self._work:
+            self._outbox.forget_covers(refused)
+
     def put(self, stream: str, line: bytes, taken: int) -> None:
         """Raises BufferFullError at once or after the time of a request, as was chosen."""
         with self._work:
@@ -93,6 +102,7 @@ class ThreadSender:
                     raise self._outbox.not_durable(held, timeout_seconds)
                 self._progress.wait(remaining)
                 self._check_usable()
+            self._outbox.note_flushed()
             refusal = self._outbox.take_refusal()
         if refusal is not None:
             raise refusal

@@ -19,7 +19,7 @@ import msgspec
 
 from headrace.model.errors import CoversError
 
-__all__ = ["COVERS_NOW", "Covers", "Ends"]
+__all__ = ["CHARACTERS_MAX", "COVERS_NOW", "Covers", "Ends"]
 
 COVERS_NOW = "now"  # in place of a token: whatever the log holds when the query comes
 CHARACTERS_MAX = 16_384

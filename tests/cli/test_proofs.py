@@ -161,8 +161,8 @@ def test_a_project_that_is_down_is_proven_from_its_store(
         code, _, err = shop.run("reconcile", "income")
         assert code == 4
         assert "is held by another process" in err
-        held.execute("UPDATE _headrace.state_0 SET _rows = _rows + 1 WHERE who = 'w1'")
-        held.execute("UPDATE _headrace.state_1 SET _rows = _rows + 1 WHERE who = 'w2'")
+        held.execute("UPDATE _headrace.state_0 SET _rows = _rows + 1 WHERE k0 = 'w1'")
+        held.execute("UPDATE _headrace.state_1 SET _rows = _rows + 1 WHERE k0 = 'w2'")
     said = proof("reconcile", "income", "--json", "--limit", "2")
     assert said.code == 1, said.err
     document = said.document

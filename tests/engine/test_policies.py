@@ -297,10 +297,10 @@ def test_why_lists_the_events_of_a_row(
 TAMPERED = {
     "session": (
         "UPDATE {state} SET window_start = window_start + INTERVAL 1 SECOND, _rows = _rows + 1",
-        "DELETE FROM {values} WHERE user_id = 'b'",
+        "DELETE FROM {values} WHERE k0 = 'b'",
     ),
-    "parcel": ("DELETE FROM {state} WHERE user_id <> 'c'", "UPDATE {events} SET weight__sum = 9"),
-    "sliding": ("UPDATE {state} SET weight__sum = 7, weight__sum__over = 1",),
+    "parcel": ("DELETE FROM {state} WHERE k0 <> 'c'", "UPDATE {events} SET p0 = 9"),
+    "sliding": ("UPDATE {state} SET p0 = 7, s1 = 1",),
 }
 
 

@@ -160,12 +160,12 @@ def test_heartbeats_move_the_watermark_of_the_proof_too(
 
 
 TAMPERED = {
-    "tumbling": ("UPDATE {state} SET _rows = _rows + 1 WHERE sensor = 'a'", None),
-    "hopping": ("DELETE FROM {state} WHERE value__sum > 0", None),
-    "unshown": ("UPDATE {state} SET _rows = 77 WHERE sensor = 'b' AND number = 1", 1),
+    "tumbling": ("UPDATE {state} SET _rows = _rows + 1 WHERE k0 = 'a'", None),
+    "hopping": ("DELETE FROM {state} WHERE p0 > 0", None),
+    "unshown": ("UPDATE {state} SET _rows = 77 WHERE k0 = 'b' AND k1 = 1", 1),
     "overall": ("UPDATE {state} SET _rows = 7", 1),
-    "each": ("DELETE FROM {state} WHERE _offset < 9", None),
-    "keyed": ('UPDATE {state} SET "value__max" = "value__max" * (1 + 1e-7)', 4),
+    "each": ("DELETE FROM {state} WHERE k1 < 9", None),
+    "keyed": ("UPDATE {state} SET p0 = p0 * (1 + 1e-7)", 4),
 }
 
 
@@ -191,7 +191,7 @@ def test_rows_that_no_event_gave_are_extra(
     rig = make_rig(definitions("tumbling"))
     rig.start()
     fill(rig, events(40))
-    tamper(rig, "tumbling", "UPDATE {state} SET sensor = 'nobody' WHERE sensor = 'a'")
+    tamper(rig, "tumbling", "UPDATE {state} SET k0 = 'nobody' WHERE k0 = 'a'")
     found = proven(rig, "tumbling", limit=1)
     assert found.missing == found.extra > 0
     assert found.different == 0

@@ -82,7 +82,7 @@ class Partial:
     Spark SQL expression, compared as it is (`min_by(input, order)`, not wrapped in a struct):
     events where it is NULL take no part, and if none does the value is NULL. `combine` is a store
     SQL aggregate expression over state columns of the view (ROWS and other partials among them),
-    giving this column's new value (e.g. `sum("total__sum")`); in a BoundView's plan it is cast to
+    giving this column's new value (e.g. `sum("p0")`); in a BoundView's plan it is cast to
     the column's type, so that a merge that no longer fits raises.
     """
 

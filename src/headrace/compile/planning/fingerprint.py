@@ -13,6 +13,7 @@ from headrace.model.definitions import Stream
 
 __all__ = ["fingerprint"]
 
+_LAYOUT = "state columns by number"  # how a plan names what it keeps
 _CLOCKED = ("_event_time", "_skew", "_quality")
 
 
@@ -35,7 +36,7 @@ def fingerprint(view: ResolvedView, state: State) -> str:
     duplicates = stream.deduplication
     if duplicates is not None:
         mentioned.update(name.lower() for name in duplicates.columns)
-    lines = [sql, f"event time {stream.event_time}", *_column_lines(stream, mentioned)]
+    lines = [_LAYOUT, sql, f"event time {stream.event_time}", *_column_lines(stream, mentioned)]
     if duplicates is not None:
         columns = ", ".join(sorted(duplicates.columns))
         within = f"{duplicates.within_microseconds} {stream.delay_microseconds} {stream.clocks}"

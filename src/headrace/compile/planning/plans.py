@@ -25,7 +25,7 @@ from headrace.compile.planning.resolved import (
     resolve_text,
     window_part,
 )
-from headrace.compile.planning.state import RESERVED, State, unique_name
+from headrace.compile.planning.state import State
 from headrace.compile.sql.dialect import canonical, identifier, parse_expression
 from headrace.compile.windows import AnyWindow, read_window
 from headrace.model.definitions import Project, View
@@ -66,9 +66,7 @@ class _Planner:
     def add_key(self, node: exp.Expr) -> Expression:
         text = canonical(node)
         if text not in self.keys:
-            plain = isinstance(node, exp.Column) and not node.args.get("table")
-            wanted = node.name if plain else "key"
-            self.keys[text] = Expression(unique_name(wanted, self.state.taken), text)
+            self.keys[text] = Expression(f"k{len(self.keys)}", text)
         return self.keys[text]
 
     def to_state(self, node: exp.Expr, is_conditional: bool = False) -> exp.Expr:
@@ -111,8 +109,7 @@ class _Planner:
                 return part
             kept = (part.name, over.range_microseconds)
             if kept not in self.slidings:
-                wanted = f"{part.name.lstrip('_')}__over"
-                name = unique_name(wanted, self.state.taken)
+                name = f"s{len(self.slidings)}"
                 self.slidings[kept] = SlidingColumn(name, *kept, combines[part.name])
             return exp.Column(this=identifier(self.slidings[kept].name))
 
@@ -172,8 +169,7 @@ class _Split:
 def split_view(view: ResolvedView, on_fault: OnFault) -> _Split:
     """Calls `on_fault` for every expression above aggregates that no store can give as Spark
     would; what it returns after that is of no use."""
-    taken = {name.lower() for name in RESERVED}
-    state = State(view.stream, view.is_global, taken)
+    state = State(view.stream, view.is_global)
     planner = _Planner(view, on_fault, state)
     window: AnyWindow | Sliding | None = None
     for key in view.keys:

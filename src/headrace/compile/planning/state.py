@@ -14,28 +14,16 @@ from headrace.model.definitions import Stream
 from headrace.model.plan import ROWS, Distinct, Partial
 from headrace.model.types import DECIMAL_PRECISION_MAX, DataType
 
-__all__ = ["RESERVED", "State", "unique_name"]
-
-RESERVED = ("window_start", "window_end", "revision")
-
-
-def unique_name(wanted: str, taken: set[str]) -> str:
-    """`wanted`, or with a number that makes it unlike any taken one; case does not count."""
-    name, number = wanted, 1
-    while name.lower() in taken:
-        number += 1
-        name = f"{wanted}_{number}"
-    taken.add(name.lower())
-    return name
+__all__ = ["State"]
 
 
 @dataclass
 class State:
-    """The state columns of one view, in the order they were first needed."""
+    """The state columns of one view, in the order they were first needed. Their names say nothing
+    of what is in them: views that keep the same kind of state share tables."""
 
     stream: Stream
     is_global: bool
-    taken: set[str]
     partials: dict[tuple[str, str, str], Partial] = field(default_factory=dict)
     distincts: dict[str, Distinct] = field(default_factory=dict)
 
@@ -101,7 +89,7 @@ class State:
         if not conditions:
             return _column_node(ROWS)
         text = _guarded("1", " AND ".join(conditions))
-        return _column_node(self._add("count", text, "", "rows", {}))
+        return _column_node(self._add("count", text, "", {}))
 
     def _distinct(self, call: Call) -> exp.Expr:
         conditions = [f"({canonical(call.condition)})"] if call.condition is not None else []
@@ -111,8 +99,7 @@ class State:
             value = f"struct({', '.join(call.texts)})"
         value = _guarded(value, " AND ".join(conditions))
         if value not in self.distincts:
-            name = unique_name(f"{_base(call)}__distinct", self.taken)
-            self.distincts[value] = Distinct(name, value)
+            self.distincts[value] = Distinct(f"d{len(self.distincts)}", value)
         return _column_node(self.distincts[value].name)
 
     def _column(self, piece: Piece, call: Call, guard: str, columns: dict[str, str]) -> str:
@@ -128,9 +115,8 @@ class State:
         text = template.format(*call.texts)
         if piece.order:
             order = _guarded(piece.order.format(*call.texts), guard)
-            return self._add(piece.function, text, order, _base(call), columns)
-        suffix = f"_{call.name}" if piece.role == "order" else ""
-        return self._add(piece.function, _guarded(text, guard), "", _base(call) + suffix, columns)
+            return self._add(piece.function, text, order, columns)
+        return self._add(piece.function, _guarded(text, guard), "", columns)
 
     def _is_never_null(self, node: exp.Expr) -> bool:
         if isinstance(node, exp.Literal):
@@ -138,10 +124,10 @@ class State:
         column = self.stream.column(node.name) if isinstance(node, exp.Column) else None
         return column is not None and not node.args.get("table") and not column.nullable
 
-    def _add(self, function: str, text: str, order: str, base: str, columns: dict[str, str]) -> str:
+    def _add(self, function: str, text: str, order: str, columns: dict[str, str]) -> str:
         key = (function, text, order)
         if key not in self.partials:
-            name = unique_name(f"{base}__{function}", self.taken)
+            name = f"p{len(self.partials)}"
             combine = combine_sql(function, {**columns, "self": name})
             self.partials[key] = Partial(name, function, text, combine, (order,) if order else ())
         return self.partials[key].name
@@ -172,9 +158,3 @@ def _guarded(text: str, guard: str) -> str:
 
 def _column_node(name: str) -> exp.Column:
     return exp.Column(this=identifier(name))
-
-
-def _base(call: Call) -> str:
-    first = call.arguments[0] if call.arguments else None
-    plain = isinstance(first, exp.Column) and not first.args.get("table")
-    return first.name if plain and first is not None and call.condition is None else "value"

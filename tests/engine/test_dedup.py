@@ -19,12 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.engine.dedup import Verdict, find_duplicates
-from headrace.log.contract import Group, PartitionBatch, stored_schema
-from headrace.log.embedded.backend import open_writer
+from headrace.log.contract import Group, LogReader, PartitionBatch, Range, stored_schema
+from headrace.log.embedded.backend import EmbeddedAddress, open_writer
 from headrace.model.definitions import Column, Deduplication, Stream
 from headrace.model.settings import EngineSettings, GatewaySettings, LogSettings, StoreSettings
 from headrace.model.types import parse_type
-from headrace.spark.leaf import Range
 from headrace.store.contract import Store, StreamCounts, StreamWrite, TickWrite
 from headrace.store.duckdb import dedup_keys as seen
 from headrace.store.duckdb.backend import open_store
@@ -117,13 +116,17 @@ class Judged:
         progress = self.opened.streams().get(self.stream.name)
         return progress.next_offsets if progress is not None else {}
 
+    @property
+    def reader(self) -> LogReader:
+        return EmbeddedAddress(self.directory).open([self.stream])
+
     def judge(self, ranges: Sequence[Range]) -> Verdict:
-        return find_duplicates(self.directory, self.opened, self.stream, ranges, self.reached)
+        return find_duplicates(self.reader, self.opened, self.stream, ranges, self.reached)
 
     def waiting(self, rows: int) -> list[Range]:
         starts = {p: self.reached.get(p, 0) for p in range(PARTITIONS)}
         return [
-            Range(p, start, min(start + rows, self.ends[p]))
+            self.reader.cut(self.stream.name, p, start, self.ends[p], rows)
             for p, start in starts.items()
             if start < self.ends[p]
         ]
@@ -252,7 +255,7 @@ def _check_record(judged: Judged, expected: Sequence[Sequence[int]], data: st.Da
         end = judged.ends[partition]
         assert judged.recorded(partition, 0, end) == offsets
         start, stop = sorted(data.draw(st.tuples(st.integers(0, end), st.integers(0, end))))
-        behind = judged.judge([Range(partition, start, stop)])
+        behind = judged.judge([judged.reader.cut(judged.stream.name, partition, start, stop)])
         wanted = [offset for offset in offsets if start <= offset < stop]
         assert behind.excluded.get(partition, np.zeros(0)).tolist() == wanted
         assert behind.seen is None

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from holes import CountedLog
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.engine.views import Isolation, LiveView, ViewGroup, choose_ranges, group_views
+from headrace.log.contract import Range
 from headrace.model.definitions import Column, Stream
 from headrace.model.plan import BoundView, ViewPlan
 from headrace.model.types import DataType
-from headrace.spark.leaf import Range, decode_ranges, encode_ranges
+from headrace.spark.leaf import decode_ranges, encode_ranges
 from headrace.spark.prepared_plan import split_ranges
 from headrace.store.contract import ViewStatus
 
+LOG = CountedLog()
 STREAM = Stream("s", (Column("a", DataType("INT")),), partitions=2)
 PLAN = ViewPlan("v", "s", None, (), None, (), (), (), None, True, "f", "")
 BOUND = BoundView(PLAN, (), (), (), (), None)
@@ -59,27 +62,30 @@ def test_an_isolated_view_goes_alone_to_its_target_with_few_rows() -> None:
 def test_chosen_ranges_take_as_much_as_they_may_and_nothing_else(
     starts: list[int], waiting: list[int], rows_max: int
 ) -> None:
-    limit = tuple(s + w for s, w in zip(starts, waiting, strict=False))
-    group = ViewGroup(STREAM, (), tuple(starts), limit, rows_max, True)
-    ranges = choose_ranges(group)
-    assert sum(r.rows for r in ranges) == min(rows_max, sum(limit) - sum(starts))
+    begin = tuple(map(LOG.offset, starts))
+    limit = tuple(LOG.offset(s + w) for s, w in zip(starts, waiting, strict=False))
+    group = ViewGroup(STREAM, (), begin, limit, rows_max, True)
+    ranges = choose_ranges(group, LOG)
+    assert sum(r.rows for r in ranges) == min(rows_max, sum(waiting[: len(starts)]))
     for r in ranges:
-        assert r.start == starts[r.partition]
+        assert r.rows == LOG.rows_of("s", r.partition, r.start, r.end)
+        assert r.start == begin[r.partition]
         assert r.start < r.end <= limit[r.partition]
     assert len({r.partition for r in ranges}) == len(ranges)
 
 
 def test_no_partition_starves_behind_a_long_one() -> None:
-    group = ViewGroup(STREAM, (), (0, 0), (1_000_000, 10), 100, True)
-    assert {r.partition: r.rows for r in choose_ranges(group)} == {0: 90, 1: 10}
+    group = ViewGroup(STREAM, (), (0, 0), (LOG.offset(1_000_000), LOG.offset(10)), 100, True)
+    assert {r.partition: r.rows for r in choose_ranges(group, LOG)} == {0: 90, 1: 10}
 
 
 def test_a_view_alone_takes_one_partition_after_the_other() -> None:
     """Else an event that fails at the head of one keeps the others at one row per tick."""
-    alone = view("a", 3, 0)
-    alone.isolation = Isolation(target=(1_000_000, 10), rows_max=100)
-    (group,) = group_views([alone], {"s": (1_000_000, 10)}, 1_000)
-    assert choose_ranges(group) == (Range(0, 3, 103),)
+    ends = (LOG.offset(1_000_000), LOG.offset(10))
+    alone = view("a", LOG.offset(3), 0)
+    alone.isolation = Isolation(target=ends, rows_max=100)
+    (group,) = group_views([alone], {"s": ends}, 1_000)
+    assert choose_ranges(group, LOG) == (Range(0, LOG.offset(3), LOG.offset(103), 100),)
 
 
 @given(
@@ -87,15 +93,19 @@ def test_a_view_alone_takes_one_partition_after_the_other() -> None:
     parts=st.integers(1, 5),
 )
 def test_split_ranges_lose_nothing_and_share_evenly(rows: list[int], parts: int) -> None:
-    ranges = [Range(number, 10, 10 + count) for number, count in enumerate(rows)]
-    lists = split_ranges(ranges, parts)
+    ranges = [
+        Range(number, LOG.offset(10), LOG.offset(10 + count), count)
+        for number, count in enumerate(rows)
+    ]
+    lists = split_ranges(LOG, "s", ranges, parts)
     assert len(lists) <= parts
-    events = [(r.partition, o) for one in lists for r in one for o in range(r.start, r.end)]
-    assert events == [(r.partition, o) for r in ranges for o in range(r.start, r.end)]
+    assert all(r.rows == len(LOG.events(r)) for one in lists for r in one)
+    events = [event for one in lists for r in one for event in LOG.events(r)]
+    assert events == [event for r in ranges for event in LOG.events(r)]
     share = -(-sum(rows) // parts)
     assert all(sum(r.rows for r in one) <= share for one in lists)
 
 
 def test_ranges_survive_the_local_property() -> None:
-    tasks = [[Range(0, 1, 2), Range(3, 4, 5)], []]
+    tasks = [[Range(0, 1, 2, 1), Range(3, 4, 9, 5)], []]
     assert decode_ranges(encode_ranges(tasks, "a file")) == ("a file", tasks)

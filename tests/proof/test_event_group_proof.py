@@ -84,7 +84,7 @@ def test_the_query_gives_the_groups_of_what_was_taken(
     )
     plan, stream = plan_view(rig.project, rig.project.view("v")), rig.project.stream("steps")
     question = oracle(plan, stream)
-    table = LogTable(rig.settings.log_directory, stream, question.columns, {0: 0}, {0: 90})
+    table = LogTable(rig.reader.address, stream, question.columns, {0: 0}, {0: 90})
     table.frame(spark, with_watermark=True).createOrReplaceTempView("steps")
     declare_grouped(spark, plan, stream)
     rows = spark.sql(question.sql).toArrow().to_pylist()

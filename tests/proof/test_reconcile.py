@@ -355,9 +355,7 @@ def test_duplicates_are_found_again_in_the_log(
     for start in range(0, 120, 30):
         rig.append("readings", made[start : start + 30], partition=start // 30 % 2)
     stream = rig.project.stream("readings")
-    table = LogTable(
-        rig.settings.log_directory, stream, ("sensor", "number"), {0: 0, 1: 0}, {0: 60, 1: 60}
-    )
+    table = LogTable(rig.reader.address, stream, ("sensor", "number"), {0: 0, 1: 0}, {0: 60, 1: 60})
     wanted: dict[int, list[int]] = {0: [], 1: []}
     accepted: list[tuple[int, Any, Any, dt.datetime]] = []
     for number, event in enumerate(made):

@@ -44,7 +44,7 @@ def test_frames_are_those_of_the_rule(
     plan = plan_view(rig.project, rig.project.view("v"))
     stream = rig.project.stream("readings")
     question = oracle(plan, stream)
-    table = LogTable(rig.settings.log_directory, stream, question.columns, {0: 0}, {0: 80})
+    table = LogTable(rig.reader.address, stream, question.columns, {0: 0}, {0: 80})
     table.frame(spark, with_watermark=True).createOrReplaceTempView("readings")
     found = {
         row["_offset"]: (row["e0"], row["e1"], row["e2"], row["e3"], row["revision"])

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.log.contract import NO_EVENT_TIME, Group, PartitionBatch, stored_schema
-from headrace.log.embedded.backend import open_writer
+from headrace.log.contract import NO_EVENT_TIME, Group, PartitionBatch, Range, stored_schema
+from headrace.log.embedded.backend import EmbeddedAddress, open_writer
 from headrace.model.definitions import Clocks, Column, Stream
 from headrace.model.settings import GatewaySettings, LogSettings
 from headrace.model.types import parse_type
@@ -20,7 +20,6 @@ from headrace.spark.leaf import (
     QUALITY,
     SKEW,
     WATERMARK,
-    Range,
     Source,
 )
 
@@ -45,8 +44,8 @@ def read(directory: Path, stream: Stream) -> list[dict[str, Any]]:
     writer = open_writer(directory, [stream], LogSettings(), GatewaySettings())
     writer.append(Group((PartitionBatch(stream.name, 0, batch),)))
     writer.close()
-    source = Source(directory, stream, ("n", *POSITION_COLUMNS))
-    (found,) = source.read(Range(0, 0, len(rows)))
+    source = Source(EmbeddedAddress(directory), stream, ("n", *POSITION_COLUMNS))
+    (found,) = source.read(Range(0, 0, len(rows), len(rows)))
     assert [str(source.type_of(name)) for name in (SKEW, QUALITY)] == ["BIGINT", "STRING"]
     numbers = found.column(EVENT_TIME).cast(pa.int64())
     shown = found.set_column(found.schema.get_field_index(EVENT_TIME), EVENT_TIME, numbers)

@@ -32,7 +32,7 @@ from headrace.engine.views import (
     moved,
     reached_offsets,
 )
-from headrace.log.contract import LogReader
+from headrace.log.contract import LogReader, Range
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import BEYOND, LATE
 from headrace.model.settings import Settings
@@ -40,7 +40,7 @@ from headrace.spark.analysis import Analysis
 from headrace.spark.data_failures import data_failure
 from headrace.spark.event_annotations import DECISION, Marks, column_marks, judged_column, merged
 from headrace.spark.event_query import TIME, Questions
-from headrace.spark.leaf import OFFSET, PARTITION, WATERMARK, Range
+from headrace.spark.leaf import OFFSET, PARTITION, WATERMARK
 from headrace.spark.prepared_plan import PartialTables, PreparedPlan
 from headrace.spark.windows import Decision, Judged
 from headrace.store.contract import Store
@@ -105,7 +105,8 @@ class Computer:
         self._lanes = settings.engine.cores_used
         self._pool = ThreadPoolExecutor(max(2, 2 * self._lanes), "headrace-lane")
         self._plans: dict[tuple[str, ...], PreparedPlan] = {}
-        questions = Questions(spark, settings.log_directory)
+        self._reader = reader
+        questions = Questions(spark, reader.address)
         self._finder = LateFinder(questions, reader)
         self._judge = Judge(questions, store)
         self._filed: tuple[Marks, str] | None = None
@@ -128,7 +129,7 @@ class Computer:
         if len(group.views) > 1:
             alone = [replace(group, views=(view,)) for view in group.views]
             found = [done for one in alone for done in self.compute(one, ranges)]
-            least = _least(ranges, [done.ranges for done in found])
+            least = self._least(group.stream, ranges, [done.ranges for done in found])
             if least == ranges:
                 return found
             # Some views halt earlier than others: none goes on without them.
@@ -185,8 +186,7 @@ class Computer:
         key = (stream.name, ranges)
         if self._judged is None or self._judged[0] != key:
             reached = reached_offsets(self._store, stream)
-            directory = self._settings.log_directory
-            found = find_duplicates(directory, self._store, stream, ranges, reached)
+            found = find_duplicates(self._reader, self._store, stream, ranges, reached)
             self._judged = (key, found)
         return self._judged[1]
 
@@ -261,16 +261,36 @@ class Computer:
                 if known is None or halt.offset < known.offset:
                     halts[halt.partition] = halt
         cut = [
-            replace(r, end=halts[r.partition].offset) if r.partition in halts else r for r in ranges
+            self._up_to(stream, r, halts[r.partition].offset) if r.partition in halts else r
+            for r in ranges
         ]
         return tuple(r for r in cut if r.rows), halts[min(halts)]
+
+    def _up_to(self, stream: Stream, piece: Range, end: int) -> Range:
+        return self._reader.cut(stream.name, piece.partition, piece.start, min(piece.end, end))
+
+    def _least(
+        self, stream: Stream, ranges: tuple[Range, ...], found: Sequence[tuple[Range, ...]]
+    ) -> tuple[Range, ...]:
+        """The part of the ranges that is in all that was found."""
+        least = []
+        for r in ranges:
+            ends = [
+                next((f.end for f in one if f.partition == r.partition), r.start) for one in found
+            ]
+            least.append(r if min(ends) >= r.end else self._up_to(stream, r, min(ends)))
+        return tuple(r for r in least if r.rows)
 
     def missed(
         self, view: LiveView, places: Sequence[tuple[int, int]]
     ) -> tuple[PartialTables, int]:
         """The partials of events that were set aside, turned to just the windows they missed; and
         how many of the events had been applied to no window."""
-        ranges = tuple(Range(partition, offset, offset + 1) for partition, offset in places)
+        stream, ends = view.stream, self._reader.ends(view.stream.name)
+        ranges = tuple(
+            self._reader.cut(stream.name, partition, offset, ends[partition], 1)
+            for partition, offset in places
+        )
         late: dict[int, list[tuple[int, int]]] = {}
         for partition, offset in places:
             late.setdefault(partition, []).append((offset, Judged.BEYOND))
@@ -303,7 +323,7 @@ class Computer:
             plan = PreparedPlan(
                 self._spark,
                 self._analysis,
-                self._settings.log_directory,
+                self._reader,
                 stream,
                 [view.running_plan.plan for view in views],
                 self._lanes,
@@ -311,15 +331,6 @@ class Computer:
             )
         self._plans[key] = plan
         return plan
-
-
-def _least(ranges: tuple[Range, ...], found: Sequence[tuple[Range, ...]]) -> tuple[Range, ...]:
-    """The part of the ranges that is in all that was found."""
-    least = []
-    for r in ranges:
-        ends = [next((f.end for f in one if f.partition == r.partition), r.start) for one in found]
-        least.append(replace(r, end=min([r.end, *ends])))
-    return tuple(r for r in least if r.rows)
 
 
 def _plan_key(stream: Stream, views: Sequence[LiveView]) -> tuple[str, ...]:

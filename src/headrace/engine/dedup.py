@@ -19,14 +19,14 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headrace.log.contract import LogAddress, LogReader, Range
 from headrace.model.definitions import Stream
-from headrace.spark.leaf import EVENT_TIME, OFFSET, WATERMARK, Range, Source
+from headrace.spark.leaf import EVENT_TIME, OFFSET, WATERMARK, Source
 from headrace.store.contract import Store
 from headrace.store.duckdb.dedup_keys import (
     HASH,
@@ -73,7 +73,7 @@ class _Events:
 
 
 def find_duplicates(
-    log_directory: Path,
+    log: LogReader,
     store: Store,
     stream: Stream,
     ranges: Sequence[Range],
@@ -88,10 +88,11 @@ def find_duplicates(
         known = store.duplicates(stream.name, r.partition, r.start, border)
         excluded.setdefault(r.partition, []).append(known)
         if border < r.end:
-            fresh.append(Range(r.partition, border, r.end))
+            whole = border == r.start
+            fresh.append(r if whole else log.cut(stream.name, r.partition, border, r.end))
     if not fresh:
         return Verdict(_joined(excluded))
-    events = _read(log_directory, stream, fresh)
+    events = _read(log.address, stream, fresh)
     # 2.
     looked_up = store.known_keys(stream.name, events.table)
     # 3.
@@ -111,10 +112,10 @@ def find_duplicates(
     )
 
 
-def _read(log_directory: Path, stream: Stream, ranges: Sequence[Range]) -> _Events:
+def _read(log: LogAddress, stream: Stream, ranges: Sequence[Range]) -> _Events:
     assert stream.deduplication is not None
     keys = [column.name for column in key_columns(stream)]
-    source = Source(log_directory, stream, (OFFSET, EVENT_TIME, WATERMARK, *dict.fromkeys(keys)))
+    source = Source(log, stream, (OFFSET, EVENT_TIME, WATERMARK, *dict.fromkeys(keys)))
     schema = events_schema(stream)
     memory = 2 * stream.deduplication.within_microseconds
     tables: list[pa.Table] = []

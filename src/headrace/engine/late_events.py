@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.engine.late_windows import JoinedWindows, missed_windows
-from headrace.log.contract import QUALITIES, QUALITY, LogReader
+from headrace.log.contract import QUALITIES, QUALITY, LogReader, Range
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import (
     BEYOND,
@@ -26,7 +26,7 @@ from headrace.model.plan import (
 from headrace.spark.aggregations import groupings_of, with_beyond
 from headrace.spark.event_annotations import DECISION
 from headrace.spark.event_query import Questions
-from headrace.spark.leaf import OFFSET, PARTITION, WATERMARK, Range
+from headrace.spark.leaf import OFFSET, PARTITION, WATERMARK
 from headrace.spark.windows import Decision
 from headrace.store.late_counts import late_column
 
@@ -85,16 +85,19 @@ class LateFinder:
         return own
 
     def _events(self, stream: Stream, late: pa.Table) -> pa.Table:
-        """The stored events at these places, in the same order."""
+        """The stored events at these places, which are ordered within their partition."""
         tables = []
         partitions = late.column(PARTITION).to_numpy()
         offsets = late.column(OFFSET).to_numpy()
         for partition in np.unique(partitions):
             mine = offsets[partitions == partition]
-            first, end = int(mine[0]), int(mine[-1]) + 1
-            found = self._reader.read_history(stream.name, int(partition), first, end)
-            whole = pa.Table.from_batches([piece.batch for piece in found])
-            tables.append(whole.take(pa.array(mine - first)))
+            end = self._reader.ends(stream.name)[partition]
+            last = self._reader.cut(stream.name, int(partition), int(mine[-1]), end, 1)
+            found = self._reader.read_history(stream.name, int(partition), int(mine[0]), last.end)
+            pieces = list(found)
+            whole = pa.Table.from_batches([piece.batch for piece in pieces])
+            offsets_read = np.concatenate([piece.offsets for piece in pieces])
+            tables.append(whole.take(pa.array(np.searchsorted(offsets_read, mine))))
         return pa.concat_tables(tables)
 
 

@@ -21,12 +21,13 @@ import pyarrow.compute as pc
 
 from headrace.engine.event_group_lateness import judge_groups
 from headrace.engine.late_windows import JoinedWindows
+from headrace.log.contract import Range
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import BEYOND, LATE, BoundView, EventGroup, SessionWindow
 from headrace.spark.aggregations import groupings_of
 from headrace.spark.event_annotations import DECISION, Marks, column_marks, judged_column
 from headrace.spark.event_query import TIME, Questions
-from headrace.spark.leaf import OFFSET, PARTITION, WATERMARK, Range
+from headrace.spark.leaf import OFFSET, PARTITION, WATERMARK
 from headrace.spark.windows import Decision, Judged
 from headrace.store.contract import Store
 

@@ -13,7 +13,6 @@ from headrace.engine.opening import open_views, restart_view
 from headrace.engine.tick import Ticker, TickResult
 from headrace.engine.views import LiveView
 from headrace.log.contract import LogReader
-from headrace.log.embedded.retention_floor import write_hold
 from headrace.model.definitions import Project
 from headrace.model.errors import ConservationError, EngineError, FencedError, HeadraceError
 from headrace.model.settings import Settings
@@ -98,7 +97,7 @@ class Engine:
     def open(self) -> None:
         # Until it is known how far the views are, retention may take nothing.
         nothing_taken = {s.name: (0,) * s.partitions for s in self._project.streams}
-        write_hold(self._settings.log_directory, nothing_taken)
+        self._reader.set_retention_floor(nothing_taken)
         self._views = open_views(self._analysis, self._project, self._reader, self._store)
         self._hold()
         self._tell()
@@ -304,5 +303,5 @@ class Engine:
             known = held.get(view.stream.name, offsets)
             held[view.stream.name] = tuple(min(a, b) for a, b in zip(known, offsets, strict=True))
         if held != self._held:
-            write_hold(self._settings.log_directory, held)
+            self._reader.set_retention_floor(held)
             self._held = held

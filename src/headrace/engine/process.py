@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from headrace.engine.control import EngineControl
 from headrace.engine.loop import Engine
-from headrace.log.embedded.backend import open_reader
+from headrace.log.opening import log_address
 from headrace.model.definitions import Project
 from headrace.model.errors import HeadraceError
 from headrace.model.settings import Settings
@@ -53,7 +53,7 @@ def run_engine(
     with contextlib.ExitStack() as opened:
         store = open_store(settings.store_file, settings.store)
         opened.callback(store.close)
-        reader = open_reader(settings.log_directory, project.streams)
+        reader = log_address(settings).open(project.streams)
         opened.callback(reader.close)
         control = EngineControl(reader, store)
         server = start_server(store, control, settings)

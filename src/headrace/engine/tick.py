@@ -31,11 +31,10 @@ from headrace.engine.views import (
 )
 from headrace.engine.watermarks import Watermark, read_watermark, settled_times
 from headrace.engine.writes import Writes, distinct_tables
-from headrace.log.contract import LogReader
+from headrace.log.contract import LogReader, Range
 from headrace.model.errors import MergeError
 from headrace.model.settings import Settings
 from headrace.spark.analysis import Analysis
-from headrace.spark.leaf import Range
 from headrace.store.contract import (
     Counts,
     Store,
@@ -168,14 +167,15 @@ class Ticker:
     def _choose(self, group: ViewGroup) -> tuple[Range, ...]:
         group = up_to_replays(self._within_stream(group))
         bytes_max = self._settings.engine.tick_bytes_max
-        ranges = choose_ranges(group)
+        ranges = choose_ranges(group, self._reader)
         size = sum(
             self._reader.size_bytes(group.stream.name, r.partition, r.start, r.end) for r in ranges
         )
         if size <= bytes_max:
             return ranges
         rows = sum(r.rows for r in ranges)
-        return choose_ranges(replace(group, rows_max=max(1, rows * bytes_max // size)))
+        smaller = replace(group, rows_max=max(1, rows * bytes_max // size))
+        return choose_ranges(smaller, self._reader)
 
     def _within_stream(self, group: ViewGroup) -> ViewGroup:
         """Events that some view has passed before and events that none has are never in one tick:

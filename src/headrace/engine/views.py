@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from headrace.engine.watermarks import Watermark
+from headrace.log.contract import LogReader, Range
 from headrace.model.definitions import Stream
 from headrace.model.plan import BoundView
-from headrace.spark.leaf import Range
 from headrace.store.contract import Counts, Store, ViewStatus
 
 __all__ = [
@@ -158,21 +158,17 @@ def up_to_replays(group: ViewGroup) -> ViewGroup:
     return replace(group, limit=tuple(limit))
 
 
-def choose_ranges(group: ViewGroup) -> tuple[Range, ...]:
+def choose_ranges(group: ViewGroup, log: LogReader) -> tuple[Range, ...]:
     """The next events of the group, at most `rows_max`, taken from all partitions alike so that
     none starves; a partition that is already at the limit gives none. A view that goes alone takes
     one partition after the other: beside an event that fails it could take the events of others
     only one by one."""
     room = group.rows_max
-    waiting = {
-        partition: limit - start
-        for partition, (start, limit) in enumerate(
-            zip(group.next_offsets, group.limit, strict=True)
-        )
-        if limit > start
-    }
+    stream, starts, limits = group.stream.name, group.next_offsets, group.limit
+    behind = [p for p, start in enumerate(starts) if limits[p] > start]
     if any(view.isolation is not None for view in group.views):
-        waiting = dict(list(waiting.items())[:1])
+        behind = behind[:1]
+    waiting = {p: log.rows_of(stream, p, starts[p], limits[p]) for p in behind}
     taken = dict.fromkeys(waiting, 0)
     while waiting and room > 0:
         share = max(1, room // len(waiting))
@@ -186,7 +182,5 @@ def choose_ranges(group: ViewGroup) -> tuple[Range, ...]:
             if room == 0:
                 break
     return tuple(
-        Range(partition, group.next_offsets[partition], group.next_offsets[partition] + rows)
-        for partition, rows in taken.items()
-        if rows
+        log.cut(stream, p, starts[p], limits[p], rows) for p, rows in taken.items() if rows
     )

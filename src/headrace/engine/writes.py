@@ -13,9 +13,8 @@ from headrace.engine.counting import view_counts
 from headrace.engine.late_events import decided_to_drop, dropped_windows
 from headrace.engine.late_windows import JoinedWindows, applied_rows
 from headrace.engine.views import LiveView, reached_offsets
-from headrace.log.contract import LogReader
+from headrace.log.contract import LogReader, Range
 from headrace.model.definitions import LatePolicy, Stream
-from headrace.spark.leaf import Range
 from headrace.spark.prepared_plan import PartialTables
 from headrace.store.contract import (
     Store,

@@ -29,7 +29,7 @@ from headrace.gateway.ingest.idle import IdleWatch
 from headrace.http.access import Access
 from headrace.http.connections import Connections
 from headrace.log.contract import LogReader, LogWriter
-from headrace.log.embedded.backend import open_reader, open_writer
+from headrace.log.opening import log_address, open_writer
 from headrace.model.definitions import Project
 from headrace.model.errors import SettingsError
 from headrace.model.settings import Settings
@@ -75,11 +75,9 @@ def run_gateway(settings: Settings, project: Project) -> int:
     listener = _listen(settings.gateway.host, settings.gateway.port)
     try:
         settings.run_directory.mkdir(parents=True, exist_ok=True)
-        writer = open_writer(
-            settings.log_directory, project.streams, settings.log, settings.gateway
-        )
+        writer = open_writer(settings, project.streams)
         try:
-            reader = open_reader(settings.log_directory, project.streams)
+            reader = log_address(settings).open(project.streams)
             try:
                 _run(_serve(settings, project, listener, access, writer, reader))
             finally:

@@ -3,6 +3,7 @@
 A log holds streams; a stream has numbered partitions; a partition is a sequence of events with
 ascending offsets. Offsets never change meaning, and mean nothing but their order: there may be
 holes between them, so only the log can say how many events a range has and where a part of it ends.
+None is below 0, which therefore stands for the beginning.
 
 Everything in the log, of all its streams, has a position: what was stored together has the same
 one, and what was stored later has a higher one. Positions too can only be compared.
@@ -38,12 +39,14 @@ __all__ = [
     "Gap",
     "Group",
     "LineReport",
+    "LogAddress",
     "LogBatch",
     "LogReader",
     "LogWriter",
     "PartitionBatch",
     "ProducerRange",
     "ProducerReport",
+    "Range",
     "Receipt",
     "accept_note",
     "clock_column",
@@ -286,6 +289,17 @@ class Appended:
 
 
 @dataclass(frozen=True)
+class Range:
+    """The events start ≤ offset < end of one partition, and how many they are: `rows` is counted
+    by the log, see LogReader.cut."""
+
+    partition: int
+    start: int
+    end: int
+    rows: int
+
+
+@dataclass(frozen=True)
 class LogBatch:
     """Consecutive events of a partition, at least one, zero-copy where the backend can.
 
@@ -322,8 +336,22 @@ class LogBatch:
         return np.repeat(positions, np.diff(rows, append=self.batch.num_rows))
 
 
+class LogAddress(Protocol):
+    """Where a log is, for any process on any machine that is to read it: a small value that can
+    be hashed and pickled. Equal addresses are of one log."""
+
+    def open(self, streams: Sequence[Stream]) -> LogReader:
+        """A reader of these streams. Needs no writer: a log that none has opened yet is empty."""
+
+    def __hash__(self) -> int: ...
+
+
 class LogReader(Protocol):
     """Readers never block writers and take no lock. Any number may be open in any process."""
+
+    @property
+    def address(self) -> LogAddress:
+        """Opens the same log elsewhere."""
 
     def version(self) -> int:
         """Another number whenever starts(), ends() or maxima() of any stream has moved. The
@@ -388,9 +416,25 @@ class LogReader(Protocol):
     ) -> Iterator[LogBatch]:
         """As read(), going back into the archive for what the log no longer holds."""
 
+    def rows_of(self, stream: str, partition: int, start: int, end: int) -> int:
+        """How many events read_history() would give for start ≤ offset < end, of those that can
+        still be read: counted from the log's own index, without reading them."""
+
+    def cut(
+        self, stream: str, partition: int, start: int, end: int, rows_max: int | None = None
+    ) -> Range:
+        """The range that begins at `start` and has the first `rows_max` events before `end`. It
+        goes up to `end` if there are no more, or if no maximum is given; else the next range
+        starts where it ends."""
+
     def size_bytes(self, stream: str, partition: int, start: int, end: int) -> int:
         """About how many bytes of the log read() of that range will touch; used to size ticks.
         Archived events count nothing."""
+
+    def set_retention_floor(self, next_offsets: Mapping[str, tuple[int, ...]]) -> None:
+        """Say how far the slowest view of each stream has come: retention takes nothing from there
+        on, and nothing at all until it is said for the first time. A stream that is left out is
+        read by no view. It may lag behind the views, which only keeps more."""
 
     def dead_letters(self, stream: str | None, after: int, limit: int) -> Sequence[DeadLetter]:
         """Dead letters with number > after, ascending, resolved ones left out."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +24,9 @@ from headrace.log.contract import (
     QUALITY,
     RECEIVED_AT,
     SKEW,
+    LogAddress,
     LogBatch,
+    Range,
     clock_column,
 )
 from headrace.model.definitions import Stream
@@ -60,13 +61,6 @@ _STARTS = pa.list_(pa.int64())
 
 
 @dataclass(frozen=True)
-class _Piece:
-    partition: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True)
 class Note:
     """What the ledger says about one event: the decision of an operator about it, the windows
     (their starts, in microseconds) it was applied to after it had been set aside, and the offset
@@ -83,7 +77,7 @@ class LogTable:
     stream's columns, SKEW and QUALITY. `left_out` are the offsets of events that the view does not
     take, by partition; `notes` what the ledger says about single events."""
 
-    log_directory: Path
+    log: LogAddress
     stream: Stream
     columns: tuple[str, ...]
     starts: Mapping[int, int]
@@ -121,19 +115,21 @@ class LogTable:
         column = self.stream.column(name)
         return column.type if column is not None else _CLOCK_TYPES[name]
 
-    def _pieces(self) -> Iterator[_Piece]:
+    def _pieces(self) -> Iterator[Range]:
+        reader = self.log.open([self.stream])
         for partition, end in self.ends.items():
-            for start in range(self.starts.get(partition, 0), end, PIECE_EVENTS):
-                yield _Piece(partition, start, min(end, start + PIECE_EVENTS))
+            start = self.starts.get(partition, 0)
+            while start < end:
+                piece = reader.cut(self.stream.name, partition, start, end, PIECE_EVENTS)
+                yield piece
+                start = piece.end
 
-    def read(self, piece: _Piece) -> Iterator[pa.RecordBatch]:
+    def read(self, piece: Range) -> Iterator[pa.RecordBatch]:
         """Runs in Spark's workers."""
-        from headrace.log.embedded.backend import open_reader
-
         clock = clock_column(self.stream)
         own = [n for n in self.columns if n not in _CLOCK_TYPES or self.stream.clocks is not None]
         stored = list(dict.fromkeys([*own, clock, RECEIVED_AT]))
-        reader = open_reader(self.log_directory, [self.stream])
+        reader = self.log.open([self.stream])
         for found in reader.read_history(
             self.stream.name, piece.partition, piece.start, piece.end, stored
         ):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.compile import plan_view
-from headrace.log.embedded.backend import open_reader
+from headrace.log.opening import log_address
 from headrace.model.definitions import Project, Stream, View
 from headrace.model.errors import ProofError
 from headrace.model.plan import EventGroup, SessionWindow, Sliding, ViewPlan
@@ -79,7 +79,7 @@ def subject(settings: Settings, project: Project, snapshot: Snapshot, rows: Path
 
 
 def check_log(what: Subject) -> None:
-    reader = open_reader(what.settings.log_directory, [what.stream])
+    reader = log_address(what.settings).open([what.stream])
     oldest = reader.oldest(what.stream.name)
     lost = [
         f"offset {oldest[partition]} of partition {partition}"
@@ -152,7 +152,7 @@ def declare_events(
     for partition, offsets in () if with_duplicates else repeated.items():
         left_out.setdefault(partition, []).extend(offsets)
     table = LogTable(
-        what.settings.log_directory,
+        log_address(what.settings),
         what.stream,
         tuple(columns),
         what.starts,
@@ -171,9 +171,9 @@ def duplicates(spark: SparkSession, what: Subject) -> Mapping[int, Sequence[int]
     rule = what.stream.deduplication
     if rule is None:
         return {}
-    reader = open_reader(what.settings.log_directory, [what.stream])
+    reader = log_address(what.settings).open([what.stream])
     oldest = dict(enumerate(reader.oldest(what.stream.name)))
-    table = LogTable(what.settings.log_directory, what.stream, rule.columns, oldest, what.ends)
+    table = LogTable(reader.address, what.stream, rule.columns, oldest, what.ends)
     return find_duplicates(spark, table, rule)
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from headrace.model.definitions import Stream
 from headrace.model.types import DataType, parse_type, type_from_arrow
 from headrace.spark.event_annotations import DECISION, judged_column
-from headrace.spark.leaf import POSITION_COLUMNS, Source, unscaled_column
+from headrace.spark.leaf import POSITION_COLUMNS, source_type, unscaled_column
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,12 +45,11 @@ class Analysis:
     def declare(self, stream: Stream, views: Iterable[str] = ()) -> None:
         """The stream's columns, its position columns and the marks of these views are what a query
         over it may mention."""
-        source = Source(Path(), stream, ())
         unscaled = [name for c in stream.columns if (name := unscaled_column(c)) is not None]
         marks = [DECISION, *map(judged_column, views)]
         names = [*(c.name for c in stream.columns), *unscaled, *POSITION_COLUMNS, *marks]
         self._columns[stream.name] = [
-            f"CAST(NULL AS {source.type_of(name)}) AS `{name}`" for name in names
+            f"CAST(NULL AS {source_type(stream, name)}) AS `{name}`" for name in names
         ]
         self._in_spark.discard(stream.name)
 

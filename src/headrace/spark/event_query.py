@@ -7,11 +7,11 @@ ranges and marks travel in the job, and there is no exchange that would remember
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from headrace.log.contract import LogAddress, Range
 from headrace.model.definitions import Stream
 from headrace.spark.aggregations import Grouping, needed_columns
 from headrace.spark.event_annotations import DECISION
@@ -21,7 +21,6 @@ from headrace.spark.leaf import (
     PARTITION,
     RANGES_PROPERTY,
     WATERMARK,
-    Range,
     Source,
     encode_ranges,
 )
@@ -39,9 +38,9 @@ _PLACE = (PARTITION, OFFSET, WATERMARK, DECISION)
 class Questions:
     """Used by the tick's thread alone."""
 
-    def __init__(self, spark: SparkSession, log_directory: Path) -> None:
+    def __init__(self, spark: SparkSession, log: LogAddress) -> None:
         self._spark = spark
-        self._log_directory = log_directory
+        self._log = log
         self._frames: dict[tuple[str, ...], DataFrame] = {}
 
     def ask(
@@ -70,7 +69,7 @@ class Questions:
         self, stream: Stream, grouping: Grouping, where: str, columns: Sequence[tuple[str, str]]
     ) -> DataFrame:
         names = dict.fromkeys((*needed_columns(stream, [grouping]), *_PLACE, EVENT_TIME))
-        source = Source(self._log_directory, stream, tuple(names))
+        source = Source(self._log, stream, tuple(names))
         leaf = self._spark.range(0, 1, 1, 1).mapInArrow(source.reader_function(), source.ddl())
         return leaf.where(f"({grouping.where or 'true'}) AND ({where})").selectExpr(
             *(f"`{name}`" for name in _PLACE),

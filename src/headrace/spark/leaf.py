@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -21,8 +20,10 @@ from headrace.log.contract import (
     QUALITY,
     RECEIVED_AT,
     SKEW,
+    LogAddress,
     LogBatch,
     LogReader,
+    Range,
     clock_column,
 )
 from headrace.model.definitions import Column, Stream
@@ -38,10 +39,10 @@ __all__ = [
     "RANGES_PROPERTY",
     "SKEW",
     "WATERMARK",
-    "Range",
     "Source",
     "decode_ranges",
     "encode_ranges",
+    "source_type",
     "unscaled_column",
 ]
 
@@ -73,23 +74,10 @@ def unscaled_column(column: Column) -> str | None:
     return _UNSCALED + column.name if fits else None
 
 
-@dataclass(frozen=True)
-class Range:
-    """Events start ≤ offset < end of one partition."""
-
-    partition: int
-    start: int
-    end: int
-
-    @property
-    def rows(self) -> int:
-        return self.end - self.start
-
-
 def encode_ranges(tasks: Sequence[Sequence[Range]], marks_file: str = "") -> str:
     """The job's local property: the ranges of each task, in the order of the plan's numbers, and
     the file with the marks of their events, if any has one."""
-    ranges = [[(r.partition, r.start, r.end) for r in task] for task in tasks]
+    ranges = [[(r.partition, r.start, r.end, r.rows) for r in task] for task in tasks]
     return json.dumps([marks_file, ranges])
 
 
@@ -98,21 +86,26 @@ def decode_ranges(text: str) -> tuple[str, list[list[Range]]]:
     return marks_file, [[Range(*item) for item in task] for task in tasks]
 
 
+def source_type(stream: Stream, name: str) -> DataType:
+    """Of a column that a source of the stream gives."""
+    column = stream.column(name)
+    if column is not None:
+        return column.type
+    if name.startswith(MARK):
+        return DataType("TINYINT")
+    return DataType("BIGINT") if name.startswith(_UNSCALED) else _POSITION_TYPES[name]
+
+
 @dataclass(frozen=True)
 class Source:
     """One stream's events with just the `columns` that the plan uses, in that order."""
 
-    log_directory: Path
+    log: LogAddress
     stream: Stream
     columns: tuple[str, ...]
 
     def type_of(self, name: str) -> DataType:
-        column = self.stream.column(name)
-        if column is not None:
-            return column.type
-        if name.startswith(MARK):
-            return DataType("TINYINT")
-        return DataType("BIGINT") if name.startswith(_UNSCALED) else _POSITION_TYPES[name]
+        return source_type(self.stream, name)
 
     def ddl(self) -> str:
         return ", ".join(f"`{name}` {self.type_of(name)}" for name in self.columns)
@@ -137,7 +130,7 @@ class Source:
         return read_ranges
 
     def read(self, wanted: Range, marks: Marks = NO_MARKS) -> Iterator[pa.RecordBatch]:
-        reader = _reader(self.log_directory, self.stream)
+        reader = _reader(self.log, self.stream)
         plain = [name.removeprefix(_UNSCALED) for name in self.columns]
         stored = [name for name in plain if self.stream.column(name) is not None]
         clock = clock_column(self.stream)
@@ -212,18 +205,16 @@ def _unscaled(decimals: pa.Array) -> pa.Array:
     return pa.array(values, mask=decimals.is_null().to_numpy(zero_copy_only=False))
 
 
-_READERS: dict[tuple[Path, str], LogReader] = {}
+_READERS: dict[tuple[LogAddress, str], LogReader] = {}
 _READERS_MAX = 64
 
 
-def _reader(directory: Path, stream: Stream) -> LogReader:
+def _reader(log: LogAddress, stream: Stream) -> LogReader:
     """One reader per worker process and stream: opening costs more than a small tick reads."""
-    from headrace.log.embedded.backend import open_reader
-
-    key = (directory, stream.name)
+    key = (log, stream.name)
     reader = _READERS.get(key)
     if reader is None:
         if len(_READERS) >= _READERS_MAX:
             _READERS.pop(next(iter(_READERS))).close()
-        reader = _READERS[key] = open_reader(directory, [stream])
+        reader = _READERS[key] = log.open([stream])
     return reader

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from headrace.log.contract import LogReader, Range
 from headrace.model.definitions import Stream
 from headrace.model.errors import EngineError
 from headrace.model.plan import ViewPlan
@@ -28,7 +29,7 @@ from headrace.spark.analysis import Analysis
 from headrace.spark.binding import expression_types
 from headrace.spark.data_failures import check_texts
 from headrace.spark.decimal_sums import narrow
-from headrace.spark.leaf import RANGES_PROPERTY, Range, Source, encode_ranges
+from headrace.spark.leaf import RANGES_PROPERTY, Source, encode_ranges
 from headrace.spark.passes import build_pass
 
 if TYPE_CHECKING:
@@ -42,22 +43,25 @@ _SOURCE_NAME = "_headrace_source"
 _NOT_REUSABLE = ("Exchange", "Subquery", "InMemoryTableScan", "AdaptiveSparkPlan")
 
 
-def split_ranges(ranges: Sequence[Range], parts: int) -> list[list[Range]]:
+def split_ranges(
+    log: LogReader, stream: str, ranges: Sequence[Range], parts: int
+) -> list[list[Range]]:
     """The same events in `parts` lists of about equally many rows, cutting ranges where needed."""
     total = sum(r.rows for r in ranges)
     share = -(-total // parts) if total else 0
     lists: list[list[Range]] = [[]]
     room = share
     for piece in ranges:
-        start = piece.start
-        while start < piece.end:
+        while piece.rows:
             if room == 0:
                 lists.append([])
                 room = share
-            end = min(piece.end, start + room)
-            lists[-1].append(Range(piece.partition, start, end))
-            room -= end - start
-            start = end
+            part = piece
+            if piece.rows > room:
+                part = log.cut(stream, piece.partition, piece.start, piece.end, room)
+            lists[-1].append(part)
+            room -= part.rows
+            piece = replace(piece, start=part.end, rows=piece.rows - part.rows)
     return lists
 
 
@@ -68,14 +72,14 @@ class PreparedPlan:
         self,
         spark: SparkSession,
         analysis: Analysis,
-        log_directory: Path,
+        log: LogReader,
         stream: Stream,
         plans: Sequence[ViewPlan],
         lanes: int,
         pool: ThreadPoolExecutor,
     ) -> None:
         narrowed = [narrow(g, stream) for plan in plans for g in groupings_of(plan, stream)]
-        self._stream = stream
+        self._log, self._stream = log, stream
         self._narrowed = {(n.grouping.view, n.grouping.distinct): n for n in narrowed}
         every = [n.grouping for n in narrowed]
         types = expression_types(analysis, stream, every)
@@ -84,7 +88,7 @@ class PreparedPlan:
         sorted_ = [g for g in groupings if g not in hashable]
         single = [g for g in every if g.is_single]
         self._passes = [
-            (Source(log_directory, stream, _columns(stream, some)), build_pass(some, types))
+            (Source(log.address, stream, _columns(stream, some)), build_pass(some, types))
             for some in (hashable, sorted_, single)
             if some
         ]
@@ -102,12 +106,15 @@ class PreparedPlan:
         """The partial tables of every view for these events, with what the marks say of them.
         Raises what Spark raises."""
         if shuffle:
-            results = self._run_afresh(split_ranges(ranges, self._lanes * 2), marks_file)
+            results = self._run_afresh(self._split(ranges, self._lanes * 2), marks_file)
         else:
             rows = sum(r.rows for r in ranges)
             count = max(1, min(self._lanes, rows // LANE_ROWS_MIN))
-            results = self._run_lanes(split_ranges(ranges, count), marks_file)
+            results = self._run_lanes(self._split(ranges, count), marks_file)
         return self._merge(results)
+
+    def _split(self, ranges: Sequence[Range], parts: int) -> list[list[Range]]:
+        return split_ranges(self._log, self._stream.name, ranges, parts)
 
     def _run_lanes(self, lists: Sequence[Sequence[Range]], marks_file: str) -> list[PartialTables]:
         for lane in range(len(lists)):

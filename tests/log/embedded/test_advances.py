@@ -19,7 +19,7 @@ from headrace.log.embedded.retention_floor import write_hold
 from headrace.model.definitions import Retention, RetentionAction
 from headrace.model.errors import LogError, LogOffsetError
 from headrace.model.settings import LogSettings
-from headrace.spark.leaf import OFFSET, WATERMARK, Range, Source
+from headrace.spark.leaf import OFFSET, WATERMARK, Source
 
 SMALL = LogSettings(segment_bytes_max=4_096, journal_bytes_max=32_768)
 
@@ -246,13 +246,13 @@ def test_a_replay_sees_the_same_watermarks_whatever_the_boundaries(
                     maximum = max(maximum, time)
             assert reader.maxima("transactions") == (maximum,)
         expected = [*before, maximum]
-        source = Source(backend.directory, stream, (OFFSET, WATERMARK))
+        source = Source(reader.address, stream, (OFFSET, WATERMARK))
         cuts = data.draw(st.sets(st.integers(0, len(before)), max_size=5))
         edges = sorted({0, len(before), *cuts})
         found = [
             pair
             for start, end in itertools.pairwise(edges)
-            for batch in source.read(Range(0, start, end))
+            for batch in source.read(reader.cut("transactions", 0, start, end))
             for pair in zip(*(column.to_pylist() for column in batch.columns), strict=True)
         ]
         assert found == [(i, max(m, NO_EVENT_TIME + 30) - 30) for i, m in enumerate(before)]

@@ -39,6 +39,7 @@ __all__ = [
     "archive_segment",
     "archived_ranges",
     "read_archive",
+    "rows_within",
     "unbroken_from",
 ]
 
@@ -145,6 +146,11 @@ def unbroken_from(ranges: Sequence[tuple[int, int]], start: int) -> int:
             break
         start = min(start, first)
     return start
+
+
+def rows_within(ranges: Sequence[tuple[int, int]], start: int, end: int) -> int:
+    """How many events of [start, end) these archived ranges have."""
+    return sum(max(0, min(last, end) - max(first, start)) for first, last in ranges)
 
 
 def read_archive(

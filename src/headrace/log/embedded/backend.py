@@ -18,7 +18,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from headrace.log.embedded.reader import EmbeddedReader
+from headrace.log.embedded.reader import EmbeddedAddress, EmbeddedReader
 from headrace.log.embedded.verification import Finding, Verified, verify
 from headrace.log.embedded.writer import EmbeddedWriter
 from headrace.model.definitions import Stream
@@ -26,6 +26,7 @@ from headrace.model.errors import LogError, LogLockedError
 from headrace.model.settings import GatewaySettings, LogSettings
 
 __all__ = [
+    "EmbeddedAddress",
     "EmbeddedReader",
     "EmbeddedWriter",
     "Finding",
@@ -66,7 +67,7 @@ def open_writer(
 
 def open_reader(directory: Path, streams: Sequence[Stream]) -> EmbeddedReader:
     """Needs no writer: a log that none has opened yet is empty."""
-    return EmbeddedReader(directory, streams)
+    return EmbeddedAddress(directory).open(streams)
 
 
 def _take_lock(file: Path) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,11 +15,17 @@ from headrace.log.contract import (
     Advance,
     DeadLetter,
     LogBatch,
+    Range,
     clock_column,
     stored_schema,
 )
 from headrace.log.embedded.advances import read_advances
-from headrace.log.embedded.archive import archived_ranges, read_archive, unbroken_from
+from headrace.log.embedded.archive import (
+    archived_ranges,
+    read_archive,
+    rows_within,
+    unbroken_from,
+)
 from headrace.log.embedded.deadletters import read_letters, resolved_numbers
 from headrace.log.embedded.ends import EMPTY_SLOT, Slot, Slots
 from headrace.log.embedded.layout import (
@@ -28,23 +34,35 @@ from headrace.log.embedded.layout import (
     RESOLVED_SLOT,
     partition_directory,
 )
+from headrace.log.embedded.retention_floor import write_hold
 from headrace.log.embedded.segment_reading import IndexedFrame, PartitionReader, shared_files
 from headrace.model.definitions import Stream
 from headrace.model.errors import LogCorruptError, LogError, LogOffsetError
 
-__all__ = ["EmbeddedReader"]
+__all__ = ["EmbeddedAddress", "EmbeddedReader"]
 
 _ROWS_SMALL = 4_096  # frames below are joined with their neighbours
 _ROWS_JOINED = 16_384
 _ATTEMPTS_MAX = 100
 
 
+@dataclass(frozen=True)
+class EmbeddedAddress:
+    """The log's directory, which every process that reads it must see."""
+
+    directory: Path
+
+    def open(self, streams: Sequence[Stream]) -> EmbeddedReader:
+        return EmbeddedReader(self, streams)
+
+
 class EmbeddedReader:
     """Opening one is cheap: maps and indexes are shared by all readers of the process."""
 
-    def __init__(self, directory: Path, streams: Sequence[Stream]) -> None:
-        self._files = shared_files(directory)
-        self._directory = directory
+    def __init__(self, address: EmbeddedAddress, streams: Sequence[Stream]) -> None:
+        self.address = address
+        self._files = shared_files(address.directory)
+        self._directory = address.directory
         self._streams = {stream.name.lower(): stream for stream in streams}
         self._schemas = {name: stored_schema(s) for name, s in self._streams.items()}
 
@@ -108,6 +126,31 @@ class EmbeddedReader:
             schema = pa.schema([schema.field(name) for name in columns])
         return self._pieces(definition, partition, start, end, schema)
 
+    def rows_of(self, stream: str, partition: int, start: int, end: int) -> int:
+        for _ in range(_ATTEMPTS_MAX):
+            first, last, _ = self._partition(stream, partition)
+            low, high = max(start, first), min(end, last)
+            try:
+                held = self._partition_reader(stream, partition).rows(low, high)
+            except FileNotFoundError:
+                continue  # retention took a segment in between
+            if start >= first:
+                return held
+            archived = archived_ranges(self._directory, stream, partition)
+            return held + rows_within(archived, start, min(end, first))
+        raise LogError("events are dropped faster than they can be counted", hint="try again")
+
+    def cut(
+        self, stream: str, partition: int, start: int, end: int, rows_max: int | None = None
+    ) -> Range:
+        if rows_max is not None:
+            first = start
+            if start < self.starts(stream)[partition]:
+                first = max(start, self.oldest(stream)[partition])
+            end = min(end, first + rows_max)  # offsets are without holes here
+        end = max(start, end)
+        return Range(partition, start, end, self.rows_of(stream, partition, start, end))
+
     def size_bytes(self, stream: str, partition: int, start: int, end: int) -> int:
         start = max(start, self.starts(stream)[partition])
         if start >= end:
@@ -142,6 +185,9 @@ class EmbeddedReader:
                 yield replace(found, batch=batch)
         if end > begins:
             yield from self.read(stream, partition, max(start, begins), end, columns)
+
+    def set_retention_floor(self, next_offsets: Mapping[str, tuple[int, ...]]) -> None:
+        write_hold(self._directory, next_offsets)
 
     def dead_letters(self, stream: str | None, after: int, limit: int) -> Sequence[DeadLetter]:
         for _ in range(_ATTEMPTS_MAX):

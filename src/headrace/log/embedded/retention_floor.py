@@ -10,15 +10,19 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from headrace.model.errors import LogCorruptError
+
 __all__ = ["read_hold", "write_hold"]
 
 _NAME = "hold.json"
+_FORMAT = 2  # in format 1 the file was the offsets alone
 
 
 def write_hold(log_directory: Path, next_offsets: Mapping[str, tuple[int, ...]]) -> None:
     """Atomically replace the hold. A stream that no view reads is left out."""
     temporary = log_directory / f".{_NAME}.{os.getpid()}"
-    temporary.write_text(json.dumps({name: list(value) for name, value in next_offsets.items()}))
+    offsets = {name: list(value) for name, value in next_offsets.items()}
+    temporary.write_text(json.dumps({"format": _FORMAT, "next_offsets": offsets}))
     with temporary.open("rb") as handle:
         os.fsync(handle.fileno())
     temporary.replace(log_directory / _NAME)
@@ -31,4 +35,14 @@ def read_hold(log_directory: Path) -> Mapping[str, tuple[int, ...]] | None:
         raw = json.loads((log_directory / _NAME).read_text())
     except FileNotFoundError:
         return None
-    return {name: tuple(value) for name, value in raw.items()}
+    file_format = raw.get("format")
+    if not isinstance(file_format, int):  # a stream may have this name
+        offsets = raw
+    elif file_format == _FORMAT:
+        offsets = raw["next_offsets"]
+    else:
+        raise LogCorruptError(
+            f"{log_directory / _NAME} has format {file_format}, this version reads up to {_FORMAT}",
+            hint="use the version of Headrace that wrote it",
+        )
+    return {name: tuple(value) for name, value in offsets.items()}

@@ -15,7 +15,7 @@ from headrace.cli.project import read_settings
 from headrace.model.errors import RefusedError, SettingsError, UnreachableError
 from headrace.model.settings import Settings
 
-__all__ = ["Address", "Running", "gateway_url", "resolve", "running_gateway"]
+__all__ = ["ANSWER_SECONDS_MAX", "Address", "Running", "gateway_url", "resolve", "running_gateway"]
 
 ANSWER_SECONDS_MAX = 60
 PROBE_SECONDS_MAX = 2
@@ -76,8 +76,8 @@ class Address:
         given = {name: value for name, value in parameters.items() if value is not None}
         return self.call("GET", f"{path}?{urlencode(given)}" if given else path)
 
-    def post(self, path: str, body: Any = None) -> Any:
-        return self.call("POST", path, {} if body is None else body)
+    def post(self, path: str, body: Any = None, seconds_max: float = ANSWER_SECONDS_MAX) -> Any:
+        return self.call("POST", path, {} if body is None else body, seconds_max)
 
     def _connection(self, seconds: float) -> http.client.HTTPConnection:
         parts = urlsplit(self.url)
@@ -96,7 +96,9 @@ class Address:
         finally:
             connection.close()
 
-    def call(self, method: str, path: str, body: Any = None) -> Any:
+    def call(
+        self, method: str, path: str, body: Any = None, seconds_max: float = ANSWER_SECONDS_MAX
+    ) -> Any:
         """The JSON answer. Raises UnreachableError when none came in time, RefusedError when the
         answer is a problem document."""
         headers = {"Accept": "application/json"}
@@ -106,7 +108,7 @@ class Address:
             headers["Headrace-Internal"] = self.internal
         if body is not None:
             headers["Content-Type"] = "application/json"
-        connection = self._connection(ANSWER_SECONDS_MAX)
+        connection = self._connection(seconds_max)
         try:
             encoded = None if body is None else json.dumps(body).encode()
             connection.request(method, urlsplit(self.url).path + path, encoded, headers)

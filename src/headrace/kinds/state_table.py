@@ -53,7 +53,7 @@ WINDOW_START = "window_start"
 WINDOW_END = "window_end"
 REVISION = "revision"
 PASSES = "_passes"  # BOOLEAN, whether readers may see the row
-PASSED = "_passed"  # BOOLEAN, in a merge: PASSES of the row before
+PASSED = "_was_passed"  # BOOLEAN, in a merge: PASSES of the row before
 KEPT = "_kept"  # BOOLEAN, in a merge: whether the row is stored; else it is no more
 WAS_ENDS = "_was_ends"  # TIMESTAMP, in a merge: from when on the row was final before
 EXPIRY_TICKS = 64  # so often a view forgets what nothing can change any more
@@ -205,19 +205,34 @@ class StateTable:
         named = pa.Table.from_arrays(bounds, names=[VIEW, LOW, HIGH])
         return Fetch(self.name, (VIEW,), named, time=self.ends)
 
-    def delta(self, told: pa.Table | None, closed: pa.Table | None, *more: TableDelta) -> Delta:
+    def delta(
+        self,
+        told: pa.Table | None,
+        closed: pa.Table | None,
+        *more: TableDelta,
+        hidden: pa.ChunkedArray | None = None,
+    ) -> Delta:
         """`told` is what a statement with `told_sql` gave; `closed` the rows of `closing`, of
-        which those count that the tick did not touch."""
+        which those count that the tick did not touch; `hidden` the ROW of others that go, which
+        nobody sees."""
         deltas: list[TableDelta] = list(more)
         changes: list[Changes] = []
+        gone, put = hidden, None
         if told is not None and told.num_rows:
             replaced = told.column(ROW).drop_null()
             put = _filtered(told, told.column(KEPT)).select([c.name for c in self.columns])
-            gone = pa.Table.from_arrays([replaced], names=[ROW]) if len(replaced) else None
-            deltas.insert(0, TableDelta(self.name, gone, put if put.num_rows else None))
+            gone = replaced
+            if hidden is not None:
+                others = hidden.filter(pc.invert(pc.is_in(hidden, replaced)))
+                gone = pa.chunked_array([*replaced.chunks, *others.chunks], pa.int64())
             changes.append(self._changes(_filtered(told, told.column(_CHANGED))))
             if closed is not None:
                 closed = closed.filter(pc.invert(pc.is_in(closed.column(ROW), replaced)))
+        if gone is not None and len(gone):
+            rows = pa.Table.from_arrays([gone], names=[ROW])
+            deltas.insert(0, TableDelta(self.name, rows, put))
+        elif put is not None and put.num_rows:
+            deltas.insert(0, TableDelta(self.name, None, put))
         if closed is not None:
             changes.append(self._closed(_filtered(closed, closed.column(PASSES))))
         return Delta(tuple(deltas), _joined([change for change in changes if change.num_rows]))

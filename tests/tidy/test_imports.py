@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+FOREIGN = {"duckdb", "pyarrow"}  # what a contract of the store may import beside the model
 ROOT = Path(__file__).parents[2] / "src" / "headrace"
 
 # What the modules of a folder may import from Headrace, beside their own folder.
@@ -140,3 +142,21 @@ def test_no_cycles() -> None:
 
     for name in sorted(graph):
         walk(name, ())
+
+
+def test_a_backend_knows_no_other_and_the_contract_knows_none() -> None:
+    """The contract imports nothing but the model; memory has nothing of DuckDB's files, and makes
+    no tables there."""
+    contract = ROOT / "store" / "backend.py"
+    names = set(_imported(contract, ast.parse(contract.read_text())))
+    ours = {name for name in names if name.startswith("headrace.")}
+    assert all(name.startswith("headrace.model.") for name in ours)
+    assert not {name.split(".")[0] for name in names - ours} - {*sys.stdlib_module_names, *FOREIGN}
+    for file in (ROOT / "store" / "memory").rglob("*.py"):
+        text = file.read_text()
+        assert "CREATE TABLE" not in text.upper(), f"{file} makes tables"
+        for name in _imported(file, ast.parse(text)):
+            assert not name.startswith("headrace.store.duckdb"), f"{file} imports {name}"
+    for file in (ROOT / "store" / "duckdb").rglob("*.py"):
+        for name in _imported(file, ast.parse(file.read_text())):
+            assert not name.startswith("headrace.store.memory"), f"{file} imports {name}"

@@ -8,6 +8,7 @@ import duckdb
 
 from headrace.model.errors import StoreError, StoreLockedError
 from headrace.model.settings import StoreSettings
+from headrace.store.confined import confine, confined_config
 
 __all__ = ["connect"]
 
@@ -20,19 +21,8 @@ def connect(file: Path, settings: StoreSettings) -> duckdb.DuckDBPyConnection:
     Raises StoreLockedError naming the process that holds it.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    spill = file.with_name(file.name + ".spill")
-    config: dict[str, str | bool | int | float | list[str]] = {
-        "threads": "1",  # each statement on its caller's thread: a tick costs a third less CPU
-        "memory_limit": f"{settings.memory_mebibytes}MiB",
-        "temp_directory": str(spill),
-        "max_temp_directory_size": f"{4 * settings.memory_mebibytes}MiB",
-        "checkpoint_threshold": f"{WAL_BYTES_MAX}B",
-        "preserve_insertion_order": "false",
-        "python_enable_replacements": "false",
-        "autoinstall_known_extensions": "false",
-        "autoload_known_extensions": "false",
-        "allow_community_extensions": "false",
-    }
+    config = confined_config(settings, file.with_name(file.name + ".spill"))
+    config["checkpoint_threshold"] = f"{WAL_BYTES_MAX}B"
     try:
         connection = duckdb.connect(str(file), config=config)
     except duckdb.IOException as error:
@@ -45,9 +35,7 @@ def connect(file: Path, settings: StoreSettings) -> duckdb.DuckDBPyConnection:
         raise StoreError(f"the store {file} cannot be opened: {text}") from error
     except duckdb.Error as error:
         raise StoreError(f"the store {file} cannot be opened: {error}") from error
-    connection.execute("SET GLOBAL TimeZone = 'UTC'")
-    connection.execute("SET GLOBAL enable_external_access = false")
-    connection.execute("SET GLOBAL lock_configuration = true")
+    confine(connection)
     return connection
 
 

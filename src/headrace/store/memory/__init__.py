@@ -1,0 +1,1 @@
+"""A backend that keeps its tables in memory."""

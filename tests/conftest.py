@@ -11,8 +11,12 @@ with `--seeds N` that many times, each time with other input. `make test-long` d
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
+import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -119,6 +123,34 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     return (
         [] if order_seed is None else [f"random order of files: --random-order-seed {order_seed}"]
     )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run fails that ends with open connections to DuckDB or within threads of ours: what these
+    hold is still there when the interpreter goes, and DuckDB's binding reports all of it as
+    leaked."""
+    gc.collect()
+    left = [
+        f"thread {thread.name}"
+        for thread in threading.enumerate()
+        if thread is not threading.main_thread() and _runs_our_code(thread)
+    ]
+    if "duckdb" in sys.modules:
+        connection = sys.modules["duckdb"].DuckDBPyConnection
+        left += [repr(one) for one in gc.get_objects() if isinstance(one, connection)]
+    if left:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        reporter: Any = session.config.pluginmanager.getplugin("terminalreporter")
+        reporter.write_line(f"alive when all tests had ended: {', '.join(left)}", red=True)
+
+
+def _runs_our_code(thread: threading.Thread) -> bool:
+    """PySpark leaves one of its own."""
+    innermost = sys._current_frames().get(thread.ident or 0)
+    frames = [] if innermost is None else traceback.walk_stack(innermost)
+    files = [Path(frame.f_code.co_filename) for frame, _ in frames]
+    return any(_ROOT in file.parents or "headrace" in file.parts for file in files)
 
 
 class Clock:

@@ -83,6 +83,7 @@ class Shop:
         """In a process of its own, as users run it."""
         command = [sys.executable, "-m", "headrace", *words, "--project", str(self.folder)]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        assert "nanobind" not in ended.stderr  # which reports what a process leaves open
         return ended.returncode, ended.stdout, ended.stderr
 
 

@@ -51,6 +51,13 @@ def test_nothing_is_left_unfinished() -> None:
     assert found == []
 
 
+def test_seeds_come_from_the_fixture() -> None:
+    """`make test-long` gives them: a test that parametrizes its own cannot be collected there."""
+    own = re.compile(r"parametrize\(\s*[\"'\[(][^)\]]*?\bseed\b[\"',]")
+    tests = [f for f in FILES if f.suffix == ".py" and f.parts[-2] != "tests"]
+    assert [_named(f) for f in tests if own.search(f.read_text(encoding="utf-8"))] == []
+
+
 @pytest.mark.parametrize(
     "name", ["requirements.lock", "requirements-dev.lock", "requirements-build.lock"]
 )

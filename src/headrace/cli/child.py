@@ -14,7 +14,6 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import NoReturn
 
 from headrace.cli import exits
 from headrace.cli.logs import LogFormat, configure
@@ -73,16 +72,7 @@ def main() -> None:
     except Exception:
         logging.getLogger("headrace").exception("the %s failed", name)  # one record, whole
         code = exits.DEFECT
-    _leave(code)
-
-
-def _leave(code: int) -> NoReturn:
-    """Everything is closed by now. Taking the interpreter apart as well would only make DuckDB's
-    binding complain, at length, about objects that are still alive."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

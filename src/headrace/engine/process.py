@@ -68,6 +68,7 @@ def run_engine(
             log.info("engine is live")
             gc.collect()
             gc.freeze()  # what is loaded by now stays: no collection need look at it again
+            opened.callback(gc.unfreeze)  # but the interpreter cannot take apart what is frozen
             ending = threading.Event()
             opened.callback(ending.set)
             archive_classes(spark, settings, java, ending)

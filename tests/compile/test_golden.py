@@ -69,7 +69,8 @@ def _time_lines(stream: Stream) -> list[str]:
 
 
 def _plan_lines(plan: ViewPlan) -> list[str]:
-    lines = [f"view {plan.view}{' (global)' if plan.is_global else ''}"]
+    of_kind = " (global)" if plan.is_global else " (rows)" if plan.is_rows else ""
+    lines = [f"view {plan.view}{of_kind}"]
     lines += [f"  where    {plan.where}"] if plan.where else []
     if plan.window is not None:
         lines += _window_lines(plan.window)

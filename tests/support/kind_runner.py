@@ -16,7 +16,7 @@ import duckdb
 import pyarrow as pa
 
 from headrace.kinds.calculator import arrow_table
-from headrace.kinds.contract import FINAL, PROGRESS, Changes, Delta, Kind, KindInput
+from headrace.kinds.contract import FINAL, PROGRESS, TICK, Changes, Delta, Kind, KindInput
 from headrace.kinds.inputs import BOUNDS, EVERYWHERE, VIEWS, partials_schema, values_schemas
 from headrace.model.plan import BoundView
 from headrace.model.tables import HIGH, LOW, ROW, VIEW, Fetch, TableDefinition, TableDelta
@@ -140,9 +140,15 @@ class KindRunner:
         self._seen: dict[int, Rows] = {}
         self.rounds = 0  # of fetches, in the last tick
 
-    def create(self, view: int) -> Changes | None:
-        self.watermarks[view], self.held[view], self._seen[view] = None, Counter(), Counter()
-        return self._take(self.kind.seed(view))
+    def create(self, view: int) -> None:
+        """Whoever takes changes begins with the rows that a view begins with."""
+        self.watermarks[view] = None
+        delta = self.kind.seed(view)
+        assert delta.changes is None
+        for change in delta.deltas:
+            self.tables.apply(change)
+        self._seen = self._look()
+        self.held[view] = Counter(self._without_final(row) for row in self._seen[view].elements())
 
     def tick(
         self,
@@ -243,7 +249,7 @@ class KindRunner:
         shown = arrow_table(connection, f"FROM of_{view}")
         keyed = arrow_table(connection, self.kind.keyed_select_sql(view, names, hidden))
         assert shown.column_names == names
-        assert keyed.column_names == [*names, *hidden]
+        assert keyed.column_names == [*names, *hidden, *([TICK] if self.kind.feed_is_rows else [])]
         assert shown.schema.types == [column.type.arrow for column in self.kind.public]
         rows = Counter(_rows(shown))
         assert rows == Counter(_rows(keyed.select(names)))

@@ -2,7 +2,8 @@
 
     VIEW              which of the stacked views
     group             what tells the rows of a view apart: keys, window_start, …
-    window_end, revision, ROWS, partials, counts of distinct values, and what the kind adds
+    window_end, revision, ROWS, partials, counts of distinct values, and what the kind adds; the
+                      first two only of views with a window
     f0, f1 …          the finals that must be computed; one that is a state column is that column
     PASSES            whether the row meets HAVING
 
@@ -40,6 +41,7 @@ __all__ = [
     "WINDOW_END",
     "WINDOW_START",
     "StateTable",
+    "column_of",
     "is_turn",
     "shape_of",
     "text_of",
@@ -78,6 +80,16 @@ def shape_of(kind: str, view: BoundView) -> str:
     return f"{kind}_{hashlib.sha256(told.encode()).hexdigest()[:12]}"
 
 
+def column_of(columns: Sequence[BoundColumn], final: BoundColumn, sql: str) -> BoundColumn | None:
+    """The one of the columns that a final is, without being computed."""
+    for column in columns:
+        name = quoted(column.name)
+        texts = (name, f"CAST({name} AS {store_type(column.type)})")
+        if column.type == final.type and sql in texts:
+            return column
+    return None
+
+
 def text_of(names: Sequence[str], prefix: str = "") -> str:
     """Columns as a list in SQL. For example, `k."k0", k."k1"`."""
     return ", ".join(f"{prefix}{quoted(name)}" for name in names)
@@ -102,25 +114,32 @@ class StateTable:
     @cached_property
     def state(self) -> tuple[BoundColumn, ...]:
         """What a merge computes, VIEW apart; finals follow from it."""
-        end, revision = BoundColumn(WINDOW_END, TIMESTAMP), BoundColumn(REVISION, BIGINT)
-        rows = BoundColumn(ROWS, BIGINT)
-        own = (end, revision, rows, *self.view.partials)
+        end = (BoundColumn(WINDOW_END, TIMESTAMP),) if self.is_windowed else ()
+        own = (*end, *self._revision, BoundColumn(ROWS, BIGINT), *self.view.partials)
         return (*self.group, *own, *self.counts, *self.more)
+
+    @property
+    def is_windowed(self) -> bool:
+        return self.view.plan.window is not None
+
+    @property
+    def _revision(self) -> tuple[BoundColumn, ...]:
+        return (BoundColumn(REVISION, BIGINT),) if self.is_windowed else ()
 
     @cached_property
     def _finals(self) -> tuple[tuple[BoundColumn, str | None], ...]:
         """Each stored column with the SQL that computes it; None where it is a state column."""
         found: list[tuple[BoundColumn, str | None]] = []
         for index, (column, sql) in enumerate(self.view.finals):
-            same = [c for c in self.state if quoted(c.name) == sql and c.type == column.type]
+            same = column_of(self.state, column, sql)
             computed = BoundColumn(f"f{index}", column.type)
-            found.append((same[0], None) if same else (computed, sql))
+            found.append((computed, sql) if same is None else (same, None))
         return tuple(found)
 
     @cached_property
     def shown(self) -> tuple[BoundColumn, ...]:
         """The stored columns that are public, in their order; FINAL is derived."""
-        return (*(column for column, _ in self._finals), BoundColumn(REVISION, BIGINT))
+        return (*(column for column, _ in self._finals), *self._revision)
 
     @cached_property
     def public(self) -> tuple[BoundColumn, ...]:
@@ -128,7 +147,8 @@ class StateTable:
             BoundColumn(f"f{index}", column.type)
             for index, (column, _) in enumerate(self.view.finals)
         ]
-        return (*finals, BoundColumn(REVISION, BIGINT), BoundColumn(FINAL, BOOLEAN))
+        final = (BoundColumn(FINAL, BOOLEAN),) if self.is_windowed else ()
+        return (*finals, *self._revision, *final)
 
     @cached_property
     def columns(self) -> tuple[BoundColumn, ...]:
@@ -160,9 +180,9 @@ class StateTable:
 
     def told_sql(self, rows: str, views: str) -> str:
         """The end of a merge. `rows` is a relation with VIEW, the state columns, ROW (of the row
-        that is replaced, or NULL), KEPT, the columns `was`, PASSED and WAS_ENDS; of rows that are
-        no more, only VIEW, the group and what was before count. `views` names the slot of
-        KindInput.views."""
+        that is replaced, or NULL), KEPT, the columns `was`, PASSED and, with a window, WAS_ENDS; of
+        rows that are no more, only VIEW, the group and what was before count. `views` names the
+        slot of KindInput.views."""
         state = text_of([VIEW, *(column.name for column in self.state)])
         computed = "".join(
             f", CAST(({sql}) AS {store_type(column.type)}) AS {quoted(column.name)}"
@@ -172,34 +192,43 @@ class StateTable:
         conditions = [f"coalesce(({self.view.having}), false)"] if self.view.having else []
         conditions += [f"({self.condition})"] if self.condition else []
         passes = f"{' AND '.join(conditions) or 'true'} AS {PASSES}"
-        before = ", ".join([ROW, KEPT, *self.was, PASSED, WAS_ENDS])
+        ends = [WAS_ENDS] if self.is_windowed else []
+        before = ", ".join([ROW, KEPT, *self.was, PASSED, *ends])
         finished = f"SELECT {state}{computed}, {passes}, {before} FROM {rows}"
+        timed = finished
+        if self.is_windowed:
+            timed = (
+                f"SELECT r.*, "
+                f"coalesce(epoch_us({WAS_ENDS}) <= w.{BEFORE}, false) AS {_WAS_FINAL}, "
+                f"coalesce(epoch_us({self.ends}) <= w.{AFTER}, false) AS {_IS_FINAL} "
+                f"FROM ({finished}) r JOIN {views} w ON w.{VIEW} = r.{VIEW}"
+            )
         closes = self.view.plan.emits_on_close
         was, now = f"coalesce({PASSED}, false)", f"{KEPT} AND {PASSES}"
         flagged = (
             f"SELECT f.*, {was + f' AND {_WAS_FINAL}' if closes else was} AS {_WAS_SHOWN}, "
-            f"{now + f' AND {_IS_FINAL}' if closes else now} AS {_IS_SHOWN} FROM (SELECT r.*, "
-            f"coalesce(epoch_us({WAS_ENDS}) <= w.{BEFORE}, false) AS {_WAS_FINAL}, "
-            f"coalesce(epoch_us({self.ends}) <= w.{AFTER}, false) AS {_IS_FINAL} "
-            f"FROM ({finished}) r JOIN {views} w ON w.{VIEW} = r.{VIEW}) f"
+            f"{now + f' AND {_IS_FINAL}' if closes else now} AS {_IS_SHOWN} FROM ({timed}) f"
         )
         differs = [
             f"{quoted(column.name)} IS DISTINCT FROM {was}"
             for column, was in zip(self.shown, self.was, strict=True)
         ]
-        # A row becomes final without a change; one whose end moves may do so with it.
-        differs.append(f"({WAS_ENDS} <> {self.ends} AND {_WAS_FINAL} <> {_IS_FINAL})")
+        if self.is_windowed:
+            # A row becomes final without a change; one whose end moves may do so with it.
+            differs.append(f"({WAS_ENDS} <> {self.ends} AND {_WAS_FINAL} <> {_IS_FINAL})")
         return (
             f"SELECT *, ({_WAS_SHOWN} OR {_IS_SHOWN}) AND ({_WAS_SHOWN} <> {_IS_SHOWN} "
-            f"OR {' OR '.join(differs)}) AS {_CHANGED} FROM ({flagged})"
+            f"OR {' OR '.join(differs) or 'false'}) AS {_CHANGED} FROM ({flagged})"
         )
 
     def closing(self, views: pa.Table) -> Fetch | None:
         """Of a view that emits on close: the rows whose end a tick's watermark passes."""
+        if not self.view.plan.emits_on_close:
+            return None
         before, after = views.column(BEFORE), views.column(AFTER)
         moved = pc.fill_null(pc.greater(after, before), pc.is_valid(after))
         rows = views.filter(pc.and_(moved, pc.is_valid(after)))
-        if not self.view.plan.emits_on_close or rows.num_rows == 0:
+        if rows.num_rows == 0:
             return None
         bounds = [rows.column(VIEW), pc.add(rows.column(BEFORE), 1), rows.column(AFTER)]
         named = pa.Table.from_arrays(bounds, names=[VIEW, LOW, HIGH])
@@ -239,11 +268,12 @@ class StateTable:
 
     def _changes(self, rows: pa.Table) -> Changes:
         names = [column.name for column in self.shown]
+        was_final, is_final = ([_WAS_FINAL], [_IS_FINAL]) if self.is_windowed else ([], [])
         return Changes(
             rows.column(VIEW).combine_chunks(),
             rows.select([column.name for column in self.group]),
-            self._public_rows(rows, [*self.was, _WAS_FINAL]),
-            self._public_rows(rows, [*names, _IS_FINAL]),
+            self._public_rows(rows, [*self.was, *was_final]),
+            self._public_rows(rows, [*names, *is_final]),
             rows.column(_WAS_SHOWN).combine_chunks(),
             rows.column(_IS_SHOWN).combine_chunks(),
         )
@@ -268,7 +298,8 @@ class StateTable:
         """See Kind.select_sql and Kind.keyed_select_sql."""
         watermark = f"(SELECT watermark FROM {SCHEMA}.{PROGRESS} WHERE {VIEW} = {view})"
         final = f"coalesce(epoch_us({self.ends}) <= {watermark}, false)"
-        columns = [*(quoted(column.name) for column in self.shown), final]
+        columns = [*(quoted(column.name) for column in self.shown)]
+        columns += [final] if self.is_windowed else []
         columns += [quoted(column.name) for column, _ in zip(self.group, hidden, strict=False)]
         named = ", ".join(
             f"{column} AS {quoted(name)}"

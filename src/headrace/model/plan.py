@@ -189,7 +189,9 @@ class ViewPlan:
     NULL). `finals` and `having` are written in Spark SQL over state columns, window_start and
     window_end, ready to be bound. `fingerprint` changes whenever stored state would mean
     something else. `sql` is the whole query in plain Spark SQL: the oracle's text.
-    `is_global` means no GROUP BY: the view has exactly one row, also with no event."""
+    `is_global` means no GROUP BY: the view has exactly one row, also with no event. `is_rows` means
+    neither GROUP BY nor aggregates: each event is a row, which never changes; the first two keys
+    are its partition and offset, and every final is a key."""
 
     view: str
     stream: str
@@ -204,6 +206,7 @@ class ViewPlan:
     fingerprint: str
     sql: str
     emits_on_close: bool = False
+    is_rows: bool = False
 
 
 @dataclass(frozen=True)

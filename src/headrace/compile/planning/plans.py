@@ -212,6 +212,7 @@ def _build_plan(view: ResolvedView, on_fault: OnFault) -> ViewPlan:
         fingerprint=fingerprint(view, split.state),
         sql=oracle(view, split.state, split.window),
         emits_on_close=view.emits_on_close,
+        is_rows=view.is_per_event and not view.has_over,
     )
 
 

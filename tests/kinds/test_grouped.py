@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +19,13 @@ import pytest
 from kind_runner import KindRunner, Rows, frozen
 from store_cases import bound_view
 
+from headrace.compile import bind_view, parse_sql, plan_view
 from headrace.kinds.calculator import Calculator
 from headrace.kinds.choice import make_kind
 from headrace.kinds.inputs import partials_schema, values_schemas
 from headrace.model.plan import BoundView, CalendarWindow, Window
 from headrace.model.tables import VIEW
+from headrace.model.types import parse_type
 
 SECOND = 1_000_000
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -452,3 +455,106 @@ def test_names_alone_make_no_other_shape() -> None:
     }
     assert shapes.pop("same") == make_kind(view, calculator()).shape
     assert len({*shapes.values(), make_kind(view, calculator()).shape}) == len(shapes) + 1
+
+
+TYPES = (
+    ("BOOLEAN", True), ("TINYINT", -3), ("SMALLINT", 300), ("INT", 70_000), ("BIGINT", 2**40),
+    ("FLOAT", 1.5), ("DOUBLE", 0.1), ("STRING", "é☃"), ("BINARY", b"\x00\xff"),
+    ("DATE", dt.date(2026, 1, 2)), ("TIMESTAMP", EPOCH + dt.timedelta(microseconds=SPRING)),
+    ("DECIMAL(38,10)", Decimal("1.0000000001")), ("ARRAY<STRING>", ["a", None, "b'\","]),
+    ("STRUCT<a: INT, b: ARRAY<BIGINT>>", {"a": 1, "b": [2]}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("type_", "value"), TYPES)
+def test_every_type_can_be_key_partial_value_and_final(type_: str, value: Any) -> None:
+    view = bound_view(
+        "typed",
+        keys={"k0": type_},
+        partials=(("p0", "max", type_, 'max("p0")'),),
+        distincts={"d0": type_},
+        finals=(("k", type_, '"k0"'), ("p", type_, '"p0"'), ("d", "BIGINT", '"d0"')),
+    )
+    runner = runner_of(view)
+    partials = _table(partials_schema(view), [(1, value, 1, value), (1, None, 1, None)])
+    values = [
+        _table(values_schemas(view)[0], [(1, value, value), (1, None, value), (1, value, None)])
+    ]
+    assert runner.tick(partials, values) is not None
+    assert runner.tick(partials, values) is None
+    kept = frozen(value)
+    assert runner.rows(1) == Counter({(kept, kept, 1): 1, (None, None, 1): 1})
+
+
+SPREAD = """
+CREATE STREAM readings (sensor STRING, value DOUBLE, note STRING, at TIMESTAMP NOT NULL)
+WATERMARK at DELAY OF INTERVAL 2 SECONDS LATE REVISE;
+CREATE MATERIALIZED VIEW spread AS
+  SELECT sensor, stddev_pop(value) AS spread, first(note) AS note, count(DISTINCT note) AS notes
+  FROM readings GROUP BY sensor;
+"""
+POSITION = "STRUCT<_event_time: TIMESTAMP, _partition: INT, _offset: BIGINT>"
+
+
+def spread_view() -> BoundView:
+    project = parse_sql(SPREAD, "readings.sql")
+    plan = plan_view(project, project.views[0])
+    of_function = {"count": "BIGINT", "avg": "DOUBLE", "m2": "DOUBLE", "min": POSITION}
+    types = {p.name: of_function.get(p.function, "STRING") for p in plan.partials}
+    outputs = {"sensor": "STRING", "spread": "DOUBLE", "note": "STRING", "notes": "BIGINT"}
+    return bind_view(
+        plan,
+        project.streams[0],
+        keys={"k0": parse_type("STRING")},
+        partials={name: parse_type(type_) for name, type_ in types.items()},
+        distincts={"d0": parse_type("STRING")},
+        outputs={name: parse_type(type_) for name, type_ in outputs.items()},
+    )
+
+
+def test_aggregates_that_look_at_each_other_bear_new_values_beside_them(seed: int) -> None:
+    """Means, deviations and firsts are merged from several columns of a row."""
+    rng = random.Random(seed)
+    view = spread_view()
+    runner = runner_of(view)
+    seen: dict[str, list[tuple[float, int, str | None]]] = {"a": [], "b": []}
+    for tick in range(8):
+        partials, values = [], []
+        for sensor, known in seen.items():
+            found = [
+                (rng.uniform(-5, 5), rng.randrange(10_000) * 100 + tick, rng.choice("xyz"))
+                for _ in range(rng.randrange(4))
+            ]
+            if not found:
+                continue
+            known += found
+            numbers = [value for value, _, _ in found]
+            _, at, note = min(found, key=lambda event: event[1])
+            place = {
+                "_event_time": EPOCH + dt.timedelta(microseconds=at),
+                "_partition": 0,
+                "_offset": at,
+            }
+            of_function = {
+                "count": len(found),
+                "avg": statistics.fmean(numbers),
+                "m2": statistics.pvariance(numbers) * len(numbers),
+                "min": place,
+                "min_by": note,
+            }
+            row = [of_function[partial.function] for partial in view.plan.partials]
+            partials.append((1, sensor, len(found), *row))
+            values += [(1, sensor, note) for _, _, note in found]
+        runner.tick(
+            _table(partials_schema(view), partials), [_table(values_schemas(view)[0], values)]
+        )
+    wanted = {
+        sensor: (
+            pytest.approx(statistics.pstdev([value for value, _, _ in known])),
+            min(known, key=lambda event: event[1])[2],
+            len({note for _, _, note in known}),
+        )
+        for sensor, known in seen.items()
+        if known
+    }
+    assert {sensor: tuple(rest) for sensor, *rest in runner.rows(1)} == wanted

@@ -430,6 +430,10 @@ def test_an_event_that_no_window_takes_leaves_no_row() -> None:
     event = one("1", late=1, beyond=1)
     assert runner.tick(*staged(view, windows, [event])) is None
     assert [len(rows) for rows in runner.tables.rows.values()] == [0, 0, 0]
+    runner.tick(*staged(view, windows, [one("1")]))
+    stored = [list(rows) for rows in runner.tables.rows.values()]
+    assert runner.tick(*staged(view, windows, [event])) is None
+    assert [list(rows) for rows in runner.tables.rows.values()] == stored, "nothing is rewritten"
 
 
 def test_names_alone_make_no_other_shape() -> None:

@@ -60,7 +60,7 @@ class Services:
         known = {view.lower(): view for view in catalog}
         own = known.get(name.lower())
         if own is None and self._is_defined(name):
-            raise _rebuilding(name)
+            raise self._absent(name)
         if own is None:
             self.require_started()
             raise RequestError(
@@ -75,12 +75,7 @@ class Services:
         except QueryError as error:
             if error.status == 503:
                 raise
-            raise RequestError(
-                409,
-                "view-closed",
-                f"view {own} cannot be read: {catalog[own].status.detail or error.message}",
-                hint=f"headrace rebuild {own} fills it again from the log",
-            ) from error
+            raise _closed(own, catalog[own].status.detail or error.message) from error
         return own
 
     def require_started(self) -> None:
@@ -98,6 +93,14 @@ class Services:
 
     def _is_defined(self, name: str) -> bool:
         return name.lower() in {view.lower() for view in self.control.status().views}
+
+    def _absent(self, name: str) -> RequestError | QueryError:
+        """About a view that is defined, but that the store does not have: it is being rebuilt, or
+        could not be opened."""
+        reports = self.control.status().views
+        own = next((view for view in reports if view.lower() == name.lower()), name)
+        status = self.control.standstill(own)
+        return _rebuilding(own) if status is None else _closed(own, status.detail)
 
     @contextmanager
     def reading(self, view: str) -> Iterator[None]:
@@ -117,7 +120,7 @@ class Services:
         except QueryError as error:
             if error.view is not None and self._is_defined(error.view):
                 self.view_name(error.view)  # raises for what stands in its way, if that lasts
-                raise _rebuilding(error.view) from error
+                raise self._absent(error.view) from error
             if error.view is not None:
                 self.require_started()
             raise
@@ -151,3 +154,12 @@ class Services:
 
 def _rebuilding(view: str) -> QueryError:
     return QueryError(f"view {view} is being rebuilt", hint="try again shortly", status=503)
+
+
+def _closed(view: str, detail: str) -> RequestError:
+    return RequestError(
+        409,
+        "view-closed",
+        f"view {view} cannot be read: {detail}",
+        hint=f"headrace rebuild {view} fills it again from the log",
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import httpx
@@ -221,28 +220,48 @@ def test_who_goes_away_waits_no_more(shop: Any, until: Callable[..., None]) -> N
 
 
 def test_as_many_as_may_wait_and_others_are_served(
-    shop: Any, until: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+    make_shop: Callable[..., Any], until: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None of those who wait holds a thread: reads and queries are answered meanwhile. Those beyond
-    are told to come again, and each of those who wait is answered by the one tick."""
+    are told to come again. Each of those who wait is answered by the one tick, although they are
+    more than may be waiting for a thread at once."""
     monkeypatch.setattr("headrace.serve.query.covers.WAITING_MAX", CROWD)
+    monkeypatch.setattr("headrace.serve.services.READS_WAITING_MAX", 1)
+    shop = make_shop(("income", "outcome"), queries_at_once_max=1)
+    shop.tick(income=[("ann", "1.00")], outcome=[("ann", "1.00")])
+    shop.control.log_ends = {"payments": (2,)}
+    given = {"covers": "now", "wait_seconds": "60"}
     limits = httpx.Limits(max_connections=None)
     with (
         httpx.Client(base_url=shop.http.base_url, headers=shop.http.headers, limits=limits) as http,
         ThreadPoolExecutor(CROWD) as pool,
     ):
         http.timeout = 120
-        ask = partial(http.get, "/v1/views/income?covers=now&wait_seconds=60")
-        crowd = [pool.submit(ask) for _ in range(CROWD)]
-        until(lambda: waiting(shop) == CROWD)
+        crowd = []
+        for number in range(CROWD):
+            crowd.append(pool.submit(WAYS[number % 3], http, given, {}))
+            until(lambda number=number: shop.server._coverage.waiting == number + 1)
         for way in WAYS:
-            beyond = way(shop.http, {"covers": "now"}, {})
+            beyond = way(shop.http, given, {})
             refused(beyond, 503, "busy")
             assert beyond.headers["retry-after"] == "1"
             assert way(shop.http, {}, {}).status_code == 200
             assert way(shop.http, {"covers": token(1)}, {}).status_code == 200
-        shop.tick(income=[("ann", "1.00")] * 5)
+        shop.tick(income=[("ann", "1.00")], outcome=[("ann", "1.00")])
         assert {answer.result().status_code for answer in crowd} == {200}
+    assert waiting(shop) == 0
+
+
+def test_a_view_that_could_not_be_opened_is_not_waited_for(make_shop: Callable[..., Any]) -> None:
+    """It has no rows in the store, nor ever had."""
+    shop = make_shop(("income",))
+    shop.control.views = ("income", "outcome")
+    for way in (by_sql, lambda *given: shop.http.get("/v1/views/OUTCOME?covers=now")):
+        refused(way(shop.http, {"covers": "now"}, {}), 503, "query")  # it is being rebuilt
+        shop.control.standing["outcome"] = ViewStatus("failed", "no such function")
+        document = refused(way(shop.http, {"covers": "now"}, {}), 409, "view-closed")
+        assert document["detail"] == "view outcome cannot be read: no such function"
+        shop.control.standing.clear()
 
 
 def test_an_engine_that_stops_lets_nobody_wait(shop: Any, until: Callable[..., None]) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -20,7 +21,7 @@ from headrace.serve.operate.control import Control
 from headrace.serve.requests import Receive, Request
 from headrace.store.contract import CatalogEntry, Store
 
-__all__ = ["COVERS_PARAMETERS", "Coverage", "Wanted", "read_wanted"]
+__all__ = ["COVERS_PARAMETERS", "Coverage", "Reached", "Wanted", "read_wanted"]
 
 WAIT_SECONDS = 30.0
 WAIT_SECONDS_MAX = 60.0
@@ -74,6 +75,15 @@ def _seconds(text: str | None) -> float:
     return float(text)
 
 
+@dataclass(frozen=True)
+class Reached:
+    """`lacking` are the views that have not taken in what is wanted; `seconds` is what is left of
+    the time of a query that had to wait."""
+
+    lacking: Sequence[str]
+    seconds: float
+
+
 @dataclass(eq=False)
 class _Waiter:
     """`ends` are by view. `done` gets None when all of them are reached, else why they will not
@@ -106,17 +116,22 @@ class Coverage:
         if self._waiters and not self._is_closed:
             self._loop.call_soon_threadsafe(self._look)
 
-    async def reach(self, views: Sequence[str], wanted: Wanted, receive: Receive) -> Sequence[str]:
-        """Waits until the views have taken in what is wanted of their streams, and returns those
-        that have not when the time is over or the client has gone. Streams that no view of these
-        reads count nothing.
+    @asynccontextmanager
+    async def reached(
+        self, views: Sequence[str], wanted: Wanted, receive: Receive
+    ) -> AsyncIterator[Reached]:
+        """Waits until the views have taken in what is wanted of their streams, the time is over or
+        the client has gone. Streams that no view of these reads count nothing. Who had to wait
+        keeps its place among WAITING_MAX until it leaves.
 
         Raises CoversError for a token of another log; RequestError 409 as soon as one of the views
         stands still without having reached it, 503 when too many wait already.
         """
+        ends_at = self._loop.time() + wanted.seconds
         waiter = _Waiter(self._ends(views, wanted), self._loop.create_future())
         if not _lacking(waiter.ends, self._store.catalog()):
-            return ()
+            yield Reached((), 0.0)
+            return
         if self._is_closed:
             raise _stopping()
         if len(self._waiters) >= WAITING_MAX:
@@ -128,22 +143,28 @@ class Coverage:
                 retry_after_seconds=1,
             )
         self._waiters.add(waiter)
-        leaving = self._loop.create_task(_left(receive))
         try:
             self._judge(waiter, self._store.catalog())
-            ended: set[asyncio.Future[Any]] = {waiter.done, leaving}
-            await asyncio.wait(ended, timeout=wanted.seconds, return_when=asyncio.FIRST_COMPLETED)
-            if waiter.done.done():
-                reason = waiter.done.result()
-                if reason is not None:
-                    raise reason
-                return ()
-            return _lacking(waiter.ends, self._store.catalog())
+            lacking = await self._wait(waiter, wanted.seconds, receive)
+            yield Reached(lacking, max(0.0, ends_at - self._loop.time()))
         finally:
             self._waiters.discard(waiter)
-            waiter.done.cancel()
+
+    async def _wait(self, waiter: _Waiter, seconds: float, receive: Receive) -> Sequence[str]:
+        leaving = self._loop.create_task(_left(receive))
+        try:
+            ended: set[asyncio.Future[Any]] = {waiter.done, leaving}
+            await asyncio.wait(ended, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
             leaving.cancel()
             await asyncio.gather(leaving, return_exceptions=True)
+        if not waiter.done.done():
+            waiter.end(None)
+            return _lacking(waiter.ends, self._store.catalog())
+        reason = waiter.done.result()
+        if reason is not None:
+            raise reason
+        return ()
 
     def close(self) -> None:
         """Who waits is told that the engine is stopping; nobody waits from now on."""
@@ -181,7 +202,8 @@ class Coverage:
         """Only comparisons: a few microseconds for each that waits."""
         catalog = self._store.catalog()
         for waiter in self._waiters:
-            self._judge(waiter, catalog)
+            if not waiter.done.done():
+                self._judge(waiter, catalog)
 
     def _judge(self, waiter: _Waiter, catalog: Mapping[str, CatalogEntry]) -> None:
         lacking = _lacking(waiter.ends, catalog)

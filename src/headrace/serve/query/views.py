@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -67,9 +67,9 @@ async def read_view(services: Services, request: Request, name: str) -> Response
     media_type = choose(request.headers.get("accept"))
     asked = _asked(request.parameters(), services.settings.store.query_rows_max)
     wanted = read_wanted(request, asked.reserved)
-    if wanted is not None:
-        known = await services.reads.run(partial(services.view_name, name))
-        await _cover(services, request, [known], wanted)
+
+    def views() -> list[str]:
+        return [services.view_name(name)]
 
     def read() -> Response:
         view = services.view_name(name)
@@ -84,7 +84,8 @@ async def read_view(services: Services, request: Request, name: str) -> Response
             Answer(table.schema, table.to_batches(), freshness, page.next_cursor), media_type
         )
 
-    return await services.reads.run(read)
+    async with _covering(services, request, wanted, views) as seconds:
+        return await services.reads.run(read, seconds)
 
 
 def _asked(parameters: list[tuple[str, str]], rows_max: int) -> _Asked:
@@ -138,9 +139,9 @@ async def run_sql(services: Services, request: Request, name: str) -> Response:
     media_type = choose(request.headers.get("accept"))
     wanted = read_wanted(request, _covers_alone(request))
     sql = _sql(request, await request.body())
-    if wanted is not None:
-        named = await services.reads.run(partial(services.views_read_by, sql))
-        await _cover(services, request, named, wanted)
+
+    def views() -> list[str]:
+        return services.views_read_by(sql)
 
     def run() -> Response:
         progress = services.progress(services.views_named_in(sql))
@@ -149,7 +150,8 @@ async def run_sql(services: Services, request: Request, name: str) -> Response:
         answer = Answer(result.schema, _closing(result), progress.at(result.freshness))
         return encode(answer, media_type)
 
-    return await services.queries.run(run)
+    async with _covering(services, request, wanted, views) as seconds:
+        return await services.queries.run(run, seconds)
 
 
 def _covers_alone(request: Request) -> dict[str, str]:
@@ -166,20 +168,37 @@ def _covers_alone(request: Request) -> dict[str, str]:
     return given
 
 
-async def _cover(services: Services, request: Request, views: list[str], wanted: Wanted) -> None:
-    """Returns when the views have taken in what is wanted. Raises what Coverage.reach raises, and
-    RequestError 504, with the freshness an answer would have had, when the time is over."""
-    lacking = await services.coverage.reach(views, wanted, request.receive)
-    if not lacking:
-        return
+@asynccontextmanager
+async def _covering(
+    services: Services, request: Request, wanted: Wanted | None, find: Callable[[], list[str]]
+) -> AsyncIterator[float]:
+    """Entered when the views that `find` gives, on another thread, have taken in what is wanted;
+    gives the seconds that the query may still wait for its turn. All that were waiting for a tick
+    come at once: they are not refused because they are many.
 
+    Raises what Coverage.reached raises, and RequestError 504, with the freshness an answer would
+    have had, when the time is over.
+    """
+    if wanted is None:
+        yield 0.0
+        return
+    views = await services.reads.run(find)
+    async with services.coverage.reached(views, wanted, request.receive) as reached:
+        if reached.lacking:
+            raise await _not_covered(services, views, reached.lacking, wanted)
+        yield reached.seconds
+
+
+async def _not_covered(
+    services: Services, views: list[str], lacking: Sequence[str], wanted: Wanted
+) -> RequestError:
     def freshness() -> AnswerFreshness:
         engine = services.control.status()
         return services.progress(views).of_tick(engine.tick, engine.committed_at_microseconds)
 
     fresh = await services.reads.run(freshness)
     names = ", ".join(lacking)
-    raise RequestError(
+    return RequestError(
         504,
         "not-covered",
         f"after {wanted.seconds:g} s {names} {'has' if len(lacking) == 1 else 'have'} not taken in "

@@ -343,6 +343,11 @@ def test_a_view_without_groups_has_its_row_before_any_event() -> None:
     assert runner.rows(2) == Counter({(Decimal("2.50"), 2.5, Decimal("2.50"), 1, 1): 1})
 
 
+def test_counts_over_no_event_are_zero() -> None:
+    view = bound_view("n", is_global=True, finals=(("n", "BIGINT", '"n"'),))
+    assert runner_of(view).rows(1) == Counter({(0,): 1})
+
+
 def test_having_hides_the_row_of_a_view_without_groups() -> None:
     view = grouped_view(NONE, is_keyed=False, having='"p1" > 1')
     runner = runner_of(view)

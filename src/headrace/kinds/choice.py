@@ -8,7 +8,8 @@ from headrace.kinds.event_groups import EventGroupKind
 from headrace.kinds.grouped import GroupedKind
 from headrace.kinds.rows import RowsKind
 from headrace.kinds.session import SessionKind
-from headrace.model.plan import BoundView, EventGroup, SessionWindow
+from headrace.kinds.sliding import SlidingKind
+from headrace.model.plan import BoundView, EventGroup, SessionWindow, Sliding
 
 __all__ = ["make_kind"]
 
@@ -21,4 +22,6 @@ def make_kind(view: BoundView, calculator: Calculator) -> Kind:
         return SessionKind(view, calculator)
     if isinstance(view.plan.window, EventGroup):
         return EventGroupKind(view, calculator)
+    if isinstance(view.plan.window, Sliding):
+        return SlidingKind(view, calculator)
     return GroupedKind(view, calculator)

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from headrace.engine.dedup import Verdict, find_duplicates
 from headrace.engine.late_events import LateFinder
 from headrace.engine.late_windows import JoinedWindows, count_rows
-from headrace.engine.lateness import Judge
+from headrace.engine.lateness import LatenessResolver
 from headrace.engine.views import (
     Halt,
     Isolation,
@@ -38,11 +38,17 @@ from headrace.model.plan import BEYOND, LATE
 from headrace.model.settings import Settings
 from headrace.spark.analysis import Analysis
 from headrace.spark.data_failures import data_failure
-from headrace.spark.event_annotations import DECISION, Marks, column_marks, judged_column, merged
-from headrace.spark.event_query import TIME, Questions
+from headrace.spark.event_annotations import (
+    DECISION,
+    EventAnnotations,
+    annotations_of,
+    lateness_column,
+    merged,
+)
+from headrace.spark.event_query import TIME, EventQuery
 from headrace.spark.leaf import OFFSET, PARTITION, WATERMARK
 from headrace.spark.prepared_plan import PartialTables, PreparedPlan
-from headrace.spark.windows import Decision, Judged
+from headrace.spark.windows import Decision, Lateness
 from headrace.store.contract import Store
 
 if TYPE_CHECKING:
@@ -53,7 +59,7 @@ __all__ = ["Computed", "Computer"]
 log = logging.getLogger("headrace.engine")
 
 PLANS_MAX = 64
-_MARKS_NAME = "marks.arrow"
+_ANNOTATIONS_NAME = "annotations.arrow"
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class Computed:
     ranges: tuple[Range, ...]
     views: tuple[LiveView, ...]
     tables: PartialTables
-    marks: Marks = field(default_factory=Marks)
+    annotations: EventAnnotations = field(default_factory=EventAnnotations)
     verdict: Verdict = field(default_factory=Verdict)
     dead: Mapping[str, str] = field(default_factory=dict)
     late: Mapping[str, pa.Table] = field(default_factory=dict)
@@ -80,7 +86,7 @@ class Computed:
 
     @cached_property
     def duplicates(self) -> int:
-        return sum(self.marks.excluded_in(r.partition, r.start, r.end) for r in self.ranges)
+        return sum(self.annotations.excluded_in(r.partition, r.start, r.end) for r in self.ranges)
 
     @property
     def next_offsets(self) -> tuple[int, ...]:
@@ -106,11 +112,11 @@ class Computer:
         self._pool = ThreadPoolExecutor(max(2, 2 * self._lanes), "headrace-lane")
         self._plans: dict[tuple[str, ...], PreparedPlan] = {}
         self._reader = reader
-        questions = Questions(spark, reader.address)
-        self._finder = LateFinder(questions, reader)
-        self._judge = Judge(questions, store)
-        self._filed: tuple[Marks, str] | None = None
-        self._judged: tuple[tuple[str, tuple[Range, ...]], Verdict] | None = None
+        event_query = EventQuery(spark, reader.address)
+        self._finder = LateFinder(event_query, reader)
+        self._lateness = LatenessResolver(event_query, store)
+        self._filed: tuple[EventAnnotations, str] | None = None
+        self._known_verdict: tuple[tuple[str, tuple[Range, ...]], Verdict] | None = None
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -144,9 +150,9 @@ class Computer:
         rows = sum(r.rows for r in ranges)
         if rows == 1:
             verdict = self._verdict(group.stream, ranges)
-            marks = self._known_marks(group.stream, ranges, verdict)
+            annotations = self._known_annotations(group.stream, ranges, verdict)
             dead = {view.name: reason}
-            return [Computed(group, ranges, group.views, {}, marks, verdict, dead)]
+            return [Computed(group, ranges, group.views, {}, annotations, verdict, dead)]
         kept = view.isolation or Isolation(moved(group.next_offsets, ranges), rows_max=rows)
         kept.rows_max = rows // 2
         view.isolation = kept
@@ -155,28 +161,30 @@ class Computer:
 
     def _attempt(self, group: ViewGroup, ranges: tuple[Range, ...]) -> Computed:
         verdict = self._verdict(group.stream, ranges)
-        marks = self._known_marks(group.stream, ranges, verdict)
-        tables = self._run(group, ranges, marks)
-        unjudged = [view for view in group.views if _has_null(tables, view, LATE)]
+        annotations = self._known_annotations(group.stream, ranges, verdict)
+        tables = self._run(group, ranges, annotations)
+        unresolved = [view for view in group.views if _has_null(tables, view, LATE)]
         joined: dict[str, JoinedWindows] = {}
-        if unjudged:
-            marks, joined = self._with_judged(group.stream, unjudged, ranges, tables, marks)
-            tables = self._run(group, ranges, marks)
+        if unresolved:
+            annotations, joined = self._with_lateness(
+                group.stream, unresolved, ranges, tables, annotations
+            )
+            tables = self._run(group, ranges, annotations)
         undecided = [view for view in group.views if _has_null(tables, view, BEYOND)]
         if undecided and group.stream.late_policy is LatePolicy.HALT:
-            cut, halt = self._cut(group.stream, undecided, ranges, marks)
+            cut, halt = self._cut(group.stream, undecided, ranges, annotations)
             if not cut:
                 return Computed(group, (), group.views, {}, halt=halt)
             return replace(self._attempt(group, cut), halt=halt)
         late = {
             view.name: self._finder.find(
-                view.running_plan.plan, group.stream, ranges, self._file(marks)
+                view.running_plan.plan, group.stream, ranges, self._file(annotations)
             )
             for view in group.views
             if _records_late(group.stream) and _sets_aside(tables, view)
         }
         return Computed(
-            group, ranges, group.views, tables, marks, verdict, late=late, joined=joined
+            group, ranges, group.views, tables, annotations, verdict, late=late, joined=joined
         )
 
     def _verdict(self, stream: Stream, ranges: tuple[Range, ...]) -> Verdict:
@@ -184,77 +192,85 @@ class Computer:
         if stream.deduplication is None:
             return Verdict()
         key = (stream.name, ranges)
-        if self._judged is None or self._judged[0] != key:
+        if self._known_verdict is None or self._known_verdict[0] != key:
             reached = reached_offsets(self._store, stream)
             found = find_duplicates(self._reader, self._store, stream, ranges, reached)
-            self._judged = (key, found)
-        return self._judged[1]
+            self._known_verdict = (key, found)
+        return self._known_verdict[1]
 
     def forget(self) -> None:
         """The tick is over: what was found rests on where the stream stood."""
-        self._judged = None
+        self._known_verdict = None
 
-    def _with_judged(
+    def _with_lateness(
         self,
         stream: Stream,
         views: Sequence[LiveView],
         ranges: Sequence[Range],
         tables: PartialTables,
-        marks: Marks,
-    ) -> tuple[Marks, dict[str, JoinedWindows]]:
-        """The marks, and how the events were judged that a first run could not judge."""
-        file = self._file(marks)
+        annotations: EventAnnotations,
+    ) -> tuple[EventAnnotations, dict[str, JoinedWindows]]:
+        """The annotations, and how the events were judged that a first run could not judge."""
+        file = self._file(annotations)
         joined: dict[str, JoinedWindows] = {}
         for view in views:
             partials = tables[(view.name, None)]
-            found, joined[view.name] = self._judge.judge(
+            found, joined[view.name] = self._lateness.resolve(
                 view.running_plan, stream, ranges, partials, file
             )
-            marks = merged(marks, found)
-        return marks, joined
+            annotations = merged(annotations, found)
+        return annotations, joined
 
-    def _known_marks(self, stream: Stream, ranges: Sequence[Range], verdict: Verdict) -> Marks:
+    def _known_annotations(
+        self, stream: Stream, ranges: Sequence[Range], verdict: Verdict
+    ) -> EventAnnotations:
         """What is known of these events: which are duplicates, and the operator's decisions."""
-        known = Marks(verdict.excluded)
+        known = EventAnnotations(verdict.excluded)
         if stream.late_policy is not LatePolicy.HALT:
             return known
         decided: dict[int, list[tuple[int, int]]] = {}
         for d in self._store.decisions(stream.name):
             if any(r.partition == d.partition and r.start <= d.offset < r.end for r in ranges):
                 decided.setdefault(d.partition, []).append((d.offset, Decision[d.decision.upper()]))
-        return merged(known, column_marks(DECISION, decided)) if decided else known
+        return merged(known, annotations_of(DECISION, decided)) if decided else known
 
-    def _run(self, group: ViewGroup, ranges: Sequence[Range], marks: Marks) -> PartialTables:
+    def _run(
+        self, group: ViewGroup, ranges: Sequence[Range], annotations: EventAnnotations
+    ) -> PartialTables:
         rows = sum(r.rows for r in ranges)
         shuffle = 0 < self._settings.engine.shuffle_rows_min <= rows
         plan = self._plan(group.stream, group.views)
-        return plan.run(ranges, shuffle, self._file(marks))
+        return plan.run(ranges, shuffle, self._file(annotations))
 
-    def _file(self, marks: Marks) -> str:
-        """Where the tasks find the marks. Two marks never share a name, nor do two engines that
-        one Spark serves in turn: workers remember files."""
-        if marks.is_empty:
+    def _file(self, annotations: EventAnnotations) -> str:
+        """Where the tasks find the annotations. Two files never share a name, nor do those of two
+        engines that one Spark serves in turn: workers remember files."""
+        if annotations.is_empty:
             return ""
-        if self._filed is not None and self._filed[0] is marks:
+        if self._filed is not None and self._filed[0] is annotations:
             return self._filed[1]
         directory = self._settings.run_directory
         directory.mkdir(parents=True, exist_ok=True)
-        for old in directory.glob(f"*.{_MARKS_NAME}"):
+        for old in directory.glob(f"*.{_ANNOTATIONS_NAME}"):
             old.unlink()
-        file = directory / f"{uuid.uuid4().hex}.{_MARKS_NAME}"
-        marks.write(file)
-        self._filed = (marks, str(file))
+        file = directory / f"{uuid.uuid4().hex}.{_ANNOTATIONS_NAME}"
+        annotations.write(file)
+        self._filed = (annotations, str(file))
         return str(file)
 
     def _cut(
-        self, stream: Stream, views: Sequence[LiveView], ranges: Sequence[Range], marks: Marks
+        self,
+        stream: Stream,
+        views: Sequence[LiveView],
+        ranges: Sequence[Range],
+        annotations: EventAnnotations,
     ) -> tuple[tuple[Range, ...], Halt]:
         """The ranges up to the first late event of each partition that nobody has decided, and
         the first of those events."""
         halts: dict[int, Halt] = {}
         for view in views:
             plan = view.running_plan.plan
-            found = self._finder.find(plan, stream, ranges, self._file(marks))
+            found = self._finder.find(plan, stream, ranges, self._file(annotations))
             for row in found.filter(found.column(BEYOND).is_null()).to_pylist():
                 halt = Halt(row[PARTITION], row[OFFSET], _reason(view, row))
                 known = halts.get(halt.partition)
@@ -293,11 +309,11 @@ class Computer:
         )
         late: dict[int, list[tuple[int, int]]] = {}
         for partition, offset in places:
-            late.setdefault(partition, []).append((offset, Judged.BEYOND))
+            late.setdefault(partition, []).append((offset, Lateness.BEYOND))
         group = ViewGroup(view.stream, (view,), view.next_offsets, view.next_offsets, 0, False)
-        known = self._known_marks(view.stream, ranges, Verdict())
-        marks = merged(known, column_marks(judged_column(view.name), late))
-        tables = self._run(group, ranges, marks)
+        known = self._known_annotations(view.stream, ranges, Verdict())
+        annotations = merged(known, annotations_of(lateness_column(view.name), late))
+        tables = self._run(group, ranges, annotations)
         found: PartialTables = {}
         for key, table in tables.items():
             if BEYOND in table.column_names:

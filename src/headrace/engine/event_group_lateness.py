@@ -21,10 +21,10 @@ from headrace.engine.late_windows import JoinedWindows
 from headrace.kinds.event_group import KEY
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import CLOSES, LATE, OPENS, PANE, PASSED, POSITION, EventGroup, ViewPlan
-from headrace.spark.event_annotations import Marks, column_marks, judged_column
-from headrace.spark.windows import Decision, Judged
+from headrace.spark.event_annotations import EventAnnotations, annotations_of, lateness_column
+from headrace.spark.windows import Decision, Lateness
 
-__all__ = ["GroupSpan", "KeyGroups", "judge_groups"]
+__all__ = ["GroupSpan", "KeyGroups", "resolve_groups"]
 
 Place = tuple[int, int]  # time and offset: all events of a key are in one partition
 Decided = Mapping[tuple[int, int], Decision]  # by partition and offset
@@ -124,34 +124,34 @@ class _Event(NamedTuple):
     is_asked: bool
 
 
-def judge_groups(
+def resolve_groups(
     plan: ViewPlan, stream: Stream, near: pa.Table, decided: Decided
-) -> tuple[Marks, JoinedWindows]:
+) -> tuple[EventAnnotations, JoinedWindows]:
     """For the events of `near` (see Store.near_events) whose LATE is NULL."""
     window = plan.window
     assert isinstance(window, EventGroup)
     known: dict[int, KeyGroups] = {}
-    places: dict[int, list[tuple[int, Judged]]] = {}
+    places: dict[int, list[tuple[int, Lateness]]] = {}
     windows: dict[tuple[int, int], tuple[int, int]] = {}
     for event in _in_log_order(near):
         groups = known.get(event.key)
         if groups is None:
             groups = known[event.key] = KeyGroups(window.timeout_microseconds)
         place, opens, closes = (event.time, event.offset), event.opens, event.closes
-        judged = Judged.IN_TIME
+        lateness = Lateness.IN_TIME
         if event.is_asked:
             span = groups.joined(place, opens=opens, closes=closes)
-            judged = _judged(span, event.watermark, stream)
-            places.setdefault(event.partition, []).append((event.offset, judged))
-            if span is not None and judged is not Judged.IN_TIME:
+            lateness = _lateness_of(span, event.watermark, stream)
+            places.setdefault(event.partition, []).append((event.offset, lateness))
+            if span is not None and lateness is not Lateness.IN_TIME:
                 # What would have closed a group of its own may be forgotten, see
                 # store/duckdb/state_expiry.py.
                 is_known = closes or groups.holds(place)
                 end = span.end if is_known else event.time + groups.timeout
                 windows[(event.partition, event.offset)] = (span.start, end)
-        if (opens or closes) and _is_applied(event, judged, stream, decided):
+        if (opens or closes) and _is_applied(event, lateness, stream, decided):
             groups.apply(place, opens=opens, closes=closes)
-    return column_marks(judged_column(plan.view), places), JoinedWindows(windows)
+    return annotations_of(lateness_column(plan.view), places), JoinedWindows(windows)
 
 
 def _in_log_order(near: pa.Table) -> Iterator[_Event]:
@@ -170,20 +170,20 @@ def _in_log_order(near: pa.Table) -> Iterator[_Event]:
     return map(_Event._make, zip(*own, *rest, strict=True))
 
 
-def _judged(span: GroupSpan | None, watermark: int, stream: Stream) -> Judged:
+def _lateness_of(span: GroupSpan | None, watermark: int, stream: Stream) -> Lateness:
     """What is in no group is not late for one."""
     if span is None or span.passed_from > watermark:
-        return Judged.IN_TIME
+        return Lateness.IN_TIME
     horizon = stream.late_horizon_microseconds
     is_beyond = horizon is not None and span.passed_from <= watermark - horizon
-    return Judged.BEYOND if is_beyond else Judged.LATE
+    return Lateness.BEYOND if is_beyond else Lateness.LATE
 
 
-def _is_applied(event: _Event, judged: Judged, stream: Stream, decided: Decided) -> bool:
-    if judged is Judged.IN_TIME:
+def _is_applied(event: _Event, lateness: Lateness, stream: Stream, decided: Decided) -> bool:
+    if lateness is Lateness.IN_TIME:
         return True
     if stream.late_policy is LatePolicy.REVISE:
-        return judged is Judged.LATE
+        return lateness is Lateness.LATE
     if stream.late_policy is not LatePolicy.HALT:
         return False
     return decided.get((event.partition, event.offset)) is Decision.APPLY

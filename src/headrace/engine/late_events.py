@@ -25,7 +25,7 @@ from headrace.model.plan import (
 )
 from headrace.spark.aggregations import groupings_of, with_beyond
 from headrace.spark.event_annotations import DECISION
-from headrace.spark.event_query import Questions
+from headrace.spark.event_query import EventQuery
 from headrace.spark.leaf import OFFSET, PARTITION, WATERMARK
 from headrace.spark.windows import Decision
 from headrace.store.late_counts import late_column
@@ -38,12 +38,12 @@ _OWN = (PANE, PANE_END, LATE, BEYOND)
 class LateFinder:
     """Looks for late events of a range; used by the tick's thread alone."""
 
-    def __init__(self, questions: Questions, reader: LogReader) -> None:
-        self._questions = questions
+    def __init__(self, event_query: EventQuery, reader: LogReader) -> None:
+        self._event_query = event_query
         self._reader = reader
 
     def find(
-        self, plan: ViewPlan, stream: Stream, ranges: Sequence[Range], marks_file: str
+        self, plan: ViewPlan, stream: Stream, ranges: Sequence[Range], annotations_file: str
     ) -> pa.Table:
         """Place, time, watermark, decision and pane of every event that is late for the view and
         not applied to all its windows, or not decided yet; ordered by place."""
@@ -51,7 +51,7 @@ class LateFinder:
         own = [(name, sql) for name, sql in main.keys if name in _OWN]
         beyond = dict(own).get(BEYOND, dict(own)[LATE])
         is_aside = f"coalesce({beyond}, 1) <> 0"
-        found = self._questions.ask(stream, main, is_aside, own, ranges, marks_file)
+        found = self._event_query.ask(stream, main, is_aside, own, ranges, annotations_file)
         return with_beyond(found, stream)
 
     def sided(

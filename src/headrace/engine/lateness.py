@@ -2,9 +2,9 @@
 
 An event that ends after the watermark by itself is not late. For the others the session or group
 matters that they join: with what was applied of their key before them in the log. For event groups
-see group_judging.py. For sessions all events of these keys, and the sessions the store holds of
-them, are gone through in the order of the log. Such events are rare, and so are their keys: this is
-Python by event, for them alone.
+see event_group_lateness.py. For sessions all events of these keys, and the sessions the store holds
+of them, are gone through in the order of the log. Such events are rare, and so are their keys: this
+is Python by event, for them alone.
 """
 
 from __future__ import annotations
@@ -19,19 +19,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.engine.event_group_lateness import judge_groups
+from headrace.engine.event_group_lateness import resolve_groups
 from headrace.engine.late_windows import JoinedWindows
 from headrace.log.contract import Range
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import BEYOND, LATE, BoundView, EventGroup, SessionWindow
 from headrace.spark.aggregations import groupings_of
-from headrace.spark.event_annotations import DECISION, Marks, column_marks, judged_column
-from headrace.spark.event_query import TIME, Questions
+from headrace.spark.event_annotations import (
+    DECISION,
+    EventAnnotations,
+    annotations_of,
+    lateness_column,
+)
+from headrace.spark.event_query import TIME, EventQuery
 from headrace.spark.leaf import OFFSET, PARTITION, WATERMARK
-from headrace.spark.windows import Decision, Judged
+from headrace.spark.windows import Decision, Lateness
 from headrace.store.contract import Store
 
-__all__ = ["Judge", "KeySessions"]
+__all__ = ["KeySessions", "LatenessResolver"]
 
 # Types whose values are equal just where Arrow finds them so.
 _SEARCHABLE = frozenset(
@@ -79,30 +84,31 @@ class KeySessions:
         return [span for span in near if span[0] - self.gap <= time <= span[1] + self.gap]
 
 
-class Judge:
-    """Judges the events of a tick for one view after the other; used by the tick's thread."""
+class LatenessResolver:
+    """For the events of a tick, one view after the other; used by the tick's thread."""
 
-    def __init__(self, questions: Questions, store: Store) -> None:
-        self._questions = questions
+    def __init__(self, event_query: EventQuery, store: Store) -> None:
+        self._event_query = event_query
         self._store = store
 
-    def judge(
+    def resolve(
         self,
         view: BoundView,
         stream: Stream,
         ranges: Sequence[Range],
         partials: pa.Table,
-        marks_file: str,
-    ) -> tuple[Marks, JoinedWindows]:
-        """The column `judged_column(view)` for exactly the events that `partials`, a first run's,
-        leave without LATE, and the windows of those that are late. `marks_file` is that run's."""
+        annotations_file: str,
+    ) -> tuple[EventAnnotations, JoinedWindows]:
+        """The column `lateness_column(view)` for exactly the events that `partials`, a first run's,
+        leave without LATE, and the windows of those that are late. `annotations_file` is that
+        run's."""
         if isinstance(view.plan.window, EventGroup):
-            return self._judge_groups(view, stream, partials)
-        return self._judge_sessions(view, stream, ranges, partials, marks_file)
+            return self._resolve_groups(view, stream, partials)
+        return self._resolve_sessions(view, stream, ranges, partials, annotations_file)
 
-    def _judge_groups(
+    def _resolve_groups(
         self, view: BoundView, stream: Stream, partials: pa.Table
-    ) -> tuple[Marks, JoinedWindows]:
+    ) -> tuple[EventAnnotations, JoinedWindows]:
         place = partials.column_names.index(BEYOND)
         zeros = pa.array(np.zeros(partials.num_rows, dtype=np.int32))
         near = self._store.near_events(view.name, partials.set_column(place, BEYOND, zeros))
@@ -111,40 +117,40 @@ class Judge:
             (d.partition, d.offset): Decision[d.decision.upper()]
             for d in self._store.decisions(stream.name)
         }
-        return judge_groups(view.plan, stream, near, decided)
+        return resolve_groups(view.plan, stream, near, decided)
 
-    def _judge_sessions(
+    def _resolve_sessions(
         self,
         view: BoundView,
         stream: Stream,
         ranges: Sequence[Range],
         partials: pa.Table,
-        marks_file: str,
-    ) -> tuple[Marks, JoinedWindows]:
+        annotations_file: str,
+    ) -> tuple[EventAnnotations, JoinedWindows]:
         window = view.plan.window
         assert isinstance(window, SessionWindow)
         gap = window.gap_microseconds
         keys = partials.filter(partials.column(LATE).is_null())
         keys = keys.select([column.name for column in view.keys])
-        events = self._events(view, stream, ranges, keys, marks_file)
+        events = self._events(view, stream, ranges, keys, annotations_file)
         times = events.column(TIME)
         known = self._sessions(view, keys, pc.min(times).as_py() or 0, gap)
-        places: dict[int, list[tuple[int, Judged]]] = {}
+        places: dict[int, list[tuple[int, Lateness]]] = {}
         windows: dict[tuple[int, int], tuple[int, int]] = {}
         candidates = set(_keys(keys, view)) if view.keys else {()}
         for event in _in_log_order(events, view):
             if event.key not in candidates:
                 continue
             sessions = known.setdefault(event.key, KeySessions(gap))
-            judged = _judged(event, sessions, stream)
-            if judged is not None:
-                places.setdefault(event.partition, []).append((event.offset, judged))
-            if judged:
+            lateness = _lateness_of(event, sessions, stream)
+            if lateness is not None:
+                places.setdefault(event.partition, []).append((event.offset, lateness))
+            if lateness:
                 first, last = sessions.joined(event.time)
                 windows[(event.partition, event.offset)] = (first, last + gap)
-            if _is_applied(event, judged or Judged.IN_TIME, stream):
+            if _is_applied(event, lateness or Lateness.IN_TIME, stream):
                 sessions.apply(event.time)
-        return column_marks(judged_column(view.name), places), JoinedWindows(windows)
+        return annotations_of(lateness_column(view.name), places), JoinedWindows(windows)
 
     def _sessions(
         self, view: BoundView, keys: pa.Table, first: int, gap: int
@@ -163,13 +169,13 @@ class Judge:
         stream: Stream,
         ranges: Sequence[Range],
         keys: pa.Table,
-        marks_file: str,
+        annotations_file: str,
     ) -> pa.Table:
         """Of all events of these keys that the view takes, and perhaps of some more: keys, place,
         time, watermark and decision."""
         main = groupings_of(view.plan, stream)[0]
         own = [(key.name, key.sql) for key in view.plan.keys]
-        events = self._questions.ask(stream, main, "true", own, ranges, marks_file)
+        events = self._event_query.ask(stream, main, "true", own, ranges, annotations_file)
         for column in view.keys:
             if column.type.name in _SEARCHABLE:
                 wanted = keys.column(column.name).combine_chunks()
@@ -185,24 +191,24 @@ def _in_log_order(events: pa.Table, view: BoundView) -> Iterator[_Event]:
     return map(_Event, _keys(events, view), *place, decisions)
 
 
-def _judged(event: _Event, sessions: KeySessions, stream: Stream) -> Judged | None:
+def _lateness_of(event: _Event, sessions: KeySessions, stream: Stream) -> Lateness | None:
     """None for an event that is not late by itself."""
     if event.time + sessions.gap > event.watermark:
         return None
     end = sessions.joined(event.time)[1] + sessions.gap
     if end > event.watermark:
-        return Judged.IN_TIME
+        return Lateness.IN_TIME
     horizon = stream.late_horizon_microseconds
     is_beyond = horizon is not None and end <= event.watermark - horizon
-    return Judged.BEYOND if is_beyond else Judged.LATE
+    return Lateness.BEYOND if is_beyond else Lateness.LATE
 
 
-def _is_applied(event: _Event, judged: Judged, stream: Stream) -> bool:
+def _is_applied(event: _Event, lateness: Lateness, stream: Stream) -> bool:
     """What is set aside does not reach out for those after it."""
-    if judged is Judged.IN_TIME:
+    if lateness is Lateness.IN_TIME:
         return True
     if stream.late_policy is LatePolicy.REVISE:
-        return judged is Judged.LATE
+        return lateness is Lateness.LATE
     return stream.late_policy is LatePolicy.HALT and event.decision == Decision.APPLY
 
 

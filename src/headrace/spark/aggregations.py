@@ -13,7 +13,7 @@ from sqlglot import expressions as exp
 from headrace.model.definitions import Stream
 from headrace.model.plan import BEYOND, LATE, PANE, EventGroup, Partial, Sliding, ViewPlan
 from headrace.model.types import DataType
-from headrace.spark.event_annotations import MARK
+from headrace.spark.event_annotations import ANNOTATION
 from headrace.spark.leaf import POSITION_COLUMNS, unscaled_column
 from headrace.spark.windows import late_keys, pane_keys, sets_aside, window_partials
 
@@ -109,8 +109,8 @@ def needed_columns(stream: Stream, groupings: Iterable[Grouping]) -> tuple[str, 
         unscaled = unscaled_column(column)
         if unscaled is not None and unscaled.lower() in mentioned:
             names.append(unscaled)
-    marks = sorted(name for name in mentioned if name.startswith(MARK))
-    return (*names, *(name for name in POSITION_COLUMNS if name in mentioned), *marks)
+    annotations = sorted(name for name in mentioned if name.startswith(ANNOTATION))
+    return (*names, *(name for name in POSITION_COLUMNS if name in mentioned), *annotations)
 
 
 def is_hashable(grouping: Grouping, types: Mapping[str, DataType]) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from headrace.model.definitions import Stream
 from headrace.model.types import DataType, parse_type, type_from_arrow
-from headrace.spark.event_annotations import DECISION, judged_column
+from headrace.spark.event_annotations import DECISION, lateness_column
 from headrace.spark.leaf import POSITION_COLUMNS, source_type, unscaled_column
 
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ class Analysis:
         self._in_spark: set[str] = set()
 
     def declare(self, stream: Stream, views: Iterable[str] = ()) -> None:
-        """The stream's columns, its position columns and the marks of these views are what a query
-        over it may mention."""
+        """The stream's columns, its position columns and the annotations of these views are what a
+        query over it may mention."""
         unscaled = [name for c in stream.columns if (name := unscaled_column(c)) is not None]
-        marks = [DECISION, *map(judged_column, views)]
-        names = [*(c.name for c in stream.columns), *unscaled, *POSITION_COLUMNS, *marks]
+        annotations = [DECISION, *map(lateness_column, views)]
+        names = [*(c.name for c in stream.columns), *unscaled, *POSITION_COLUMNS, *annotations]
         self._columns[stream.name] = [
             f"CAST(NULL AS {source_type(stream, name)}) AS `{name}`" for name in names
         ]

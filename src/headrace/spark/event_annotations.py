@@ -1,8 +1,8 @@
 """What is known about single events of a tick beyond what the log says of them.
 
-Duplicates are left out by the source; other marks are columns of small numbers that a plan may
-mention: what an operator decided, how an event was judged that a first run could not judge. They
-are few, so they travel beside the ranges as one file, which the tasks find through the job.
+Duplicates are left out by the source; other annotations are columns of small numbers that a plan
+may mention: what an operator decided, how an event was judged that a first run could not judge.
+They are few, so they travel beside the ranges as one file, which the tasks find through the job.
 """
 
 from __future__ import annotations
@@ -19,24 +19,32 @@ import pyarrow as pa
 
 from headrace.log.contract import LogBatch
 
-__all__ = ["DECISION", "MARK", "Marks", "column_marks", "judged_column", "load_marks", "merged"]
+__all__ = [
+    "ANNOTATION",
+    "DECISION",
+    "EventAnnotations",
+    "annotations_of",
+    "lateness_column",
+    "load_annotations",
+    "merged",
+]
 
-MARK = "_mark_"
-DECISION = "_mark_decision"  # what an operator decided about a late event, see `Decision`
+ANNOTATION = "_annotation_"
+DECISION = "_annotation_decision"  # what an operator decided about a late event, see `Decision`
 _EXCLUDED = "excluded"
 
 Offsets = npt.NDArray[np.int64]
 Values = npt.NDArray[np.int8]
 
 
-def judged_column(view: str) -> str:
+def lateness_column(view: str) -> str:
     """Whether the event is late for the view's window, where that takes more than the event itself
-    to say; see `Judged`."""
-    return f"{MARK}judged_{view.lower()}"
+    to say; see `Lateness`."""
+    return f"{ANNOTATION}lateness_{view.lower()}"
 
 
 @dataclass(frozen=True)
-class Marks:
+class EventAnnotations:
     """`excluded` are the offsets that are not read, by partition, ascending; `columns` gives for a
     column and partition the offsets that have a value, ascending, and the values."""
 
@@ -93,11 +101,11 @@ class Marks:
             offsets.append(found)
             values.append(np.zeros(len(found), dtype=np.int8))
         for name, by_partition in self.columns.items():
-            for partition, (found, marked) in by_partition.items():
+            for partition, (found, column_values) in by_partition.items():
                 names.append(name)
                 partitions.append(partition)
                 offsets.append(found)
-                values.append(marked)
+                values.append(column_values)
         table = pa.table(
             {
                 "name": pa.array(names, pa.string()),
@@ -116,25 +124,29 @@ def _within(places: Offsets, offsets: Offsets) -> tuple[int, int]:
     return int(low), int(high)
 
 
-def column_marks(column: str, places: Mapping[int, Sequence[tuple[int, int]]]) -> Marks:
+def annotations_of(
+    column: str, places: Mapping[int, Sequence[tuple[int, int]]]
+) -> EventAnnotations:
     """One column, from pairs of offset and value by partition, in any order."""
     columns = {}
     for partition, found in places.items():
         pairs = np.array(sorted(found), dtype=np.int64)
         columns[partition] = (pairs[:, 0].copy(), pairs[:, 1].astype(np.int8))
-    return Marks({}, {column: columns})
+    return EventAnnotations({}, {column: columns})
 
 
-def merged(first: Marks, second: Marks) -> Marks:
+def merged(first: EventAnnotations, second: EventAnnotations) -> EventAnnotations:
     """Both; what they say must not overlap."""
-    return Marks({**first.excluded, **second.excluded}, {**first.columns, **second.columns})
+    return EventAnnotations(
+        {**first.excluded, **second.excluded}, {**first.columns, **second.columns}
+    )
 
 
 @lru_cache(maxsize=4)
-def load_marks(file: str) -> Marks:
+def load_annotations(file: str) -> EventAnnotations:
     """Each tick's file has a name of its own, so a worker may remember what it read."""
     if not file:
-        return Marks()
+        return EventAnnotations()
     with pa.memory_map(file) as source:
         table = pa.ipc.open_file(source).read_all()
     excluded: dict[int, Offsets] = {}
@@ -150,7 +162,7 @@ def load_marks(file: str) -> Marks:
             excluded[partition] = offsets
         else:
             columns.setdefault(name, {})[partition] = (offsets, values)
-    return Marks(excluded, columns)
+    return EventAnnotations(excluded, columns)
 
 
 def _arrays(column: pa.ChunkedArray, kind: type) -> Sequence[npt.NDArray[Any]]:

@@ -1,7 +1,7 @@
 """Questions about single events of a tick, asked of Spark beside the tick's own plan.
 
 Each is planned once for a view and asked of any ranges after that, as the tick's plan is: the
-ranges and marks travel in the job, and there is no exchange that would remember an answer.
+ranges and annotations travel in the job, and there is no exchange that would remember an answer.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from headrace.spark.leaf import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["TIME", "Questions"]
+__all__ = ["TIME", "EventQuery"]
 
 TIME = "_time"  # the event's time in microseconds
 FRAMES_MAX = 128
 _PLACE = (PARTITION, OFFSET, WATERMARK, DECISION)
 
 
-class Questions:
+class EventQuery:
     """Used by the tick's thread alone."""
 
     def __init__(self, spark: SparkSession, log: LogAddress) -> None:
@@ -50,7 +50,7 @@ class Questions:
         where: str,
         columns: Sequence[tuple[str, str]],
         ranges: Sequence[Range],
-        marks_file: str,
+        annotations_file: str,
     ) -> pa.Table:
         """Of the grouping's events that are so: place, time, watermark and decision, and these
         columns, each a name and its expression; ordered by place."""
@@ -61,7 +61,7 @@ class Questions:
                 self._frames.pop(next(iter(self._frames)))
             frame = self._frame(stream, grouping, where, columns)
         self._frames[key] = frame
-        encoded = encode_ranges([ranges], marks_file)
+        encoded = encode_ranges([ranges], annotations_file)
         self._spark.sparkContext.setLocalProperty(RANGES_PROPERTY, encoded)
         return frame.toArrow().sort_by([(PARTITION, "ascending"), (OFFSET, "ascending")])
 

@@ -28,7 +28,7 @@ from headrace.log.contract import (
 )
 from headrace.model.definitions import Column, Stream
 from headrace.model.types import DataType
-from headrace.spark.event_annotations import MARK, Marks, load_marks
+from headrace.spark.event_annotations import ANNOTATION, EventAnnotations, load_annotations
 
 __all__ = [
     "EVENT_TIME",
@@ -53,7 +53,7 @@ WATERMARK = "_watermark"  # BIGINT, microseconds: the partition's watermark befo
 BATCH_ROWS_MAX = 100_000
 UNSCALED_PRECISION_MAX = 18
 _UNSCALED = "_unscaled_"
-NO_MARKS = Marks()
+NO_ANNOTATIONS = EventAnnotations()
 POSITION_COLUMNS = (PARTITION, OFFSET, EVENT_TIME, RECEIVED_AT, SKEW, QUALITY, WATERMARK)
 
 _POSITION_TYPES = {
@@ -74,16 +74,16 @@ def unscaled_column(column: Column) -> str | None:
     return _UNSCALED + column.name if fits else None
 
 
-def encode_ranges(tasks: Sequence[Sequence[Range]], marks_file: str = "") -> str:
+def encode_ranges(tasks: Sequence[Sequence[Range]], annotations_file: str = "") -> str:
     """The job's local property: the ranges of each task, in the order of the plan's numbers, and
-    the file with the marks of their events, if any has one."""
+    the file with the annotations of their events, if any has one."""
     ranges = [[(r.partition, r.start, r.end, r.rows) for r in task] for task in tasks]
-    return json.dumps([marks_file, ranges])
+    return json.dumps([annotations_file, ranges])
 
 
 def decode_ranges(text: str) -> tuple[str, list[list[Range]]]:
-    marks_file, tasks = json.loads(text)
-    return marks_file, [[Range(*item) for item in task] for task in tasks]
+    annotations_file, tasks = json.loads(text)
+    return annotations_file, [[Range(*item) for item in task] for task in tasks]
 
 
 def source_type(stream: Stream, name: str) -> DataType:
@@ -91,7 +91,7 @@ def source_type(stream: Stream, name: str) -> DataType:
     column = stream.column(name)
     if column is not None:
         return column.type
-    if name.startswith(MARK):
+    if name.startswith(ANNOTATION):
         return DataType("TINYINT")
     return DataType("BIGINT") if name.startswith(_UNSCALED) else _POSITION_TYPES[name]
 
@@ -121,15 +121,17 @@ class Source:
             context = TaskContext.get()
             assert context is not None
             file, tasks = decode_ranges(context.getLocalProperty(RANGES_PROPERTY) or '["", []]')
-            marks = load_marks(file)
+            annotations = load_annotations(file)
             for batch in numbers:
                 for number in batch.column(0).to_pylist():
                     for wanted in tasks[number]:
-                        yield from source.read(wanted, marks)
+                        yield from source.read(wanted, annotations)
 
         return read_ranges
 
-    def read(self, wanted: Range, marks: Marks = NO_MARKS) -> Iterator[pa.RecordBatch]:
+    def read(
+        self, wanted: Range, annotations: EventAnnotations = NO_ANNOTATIONS
+    ) -> Iterator[pa.RecordBatch]:
         reader = _reader(self.log, self.stream)
         plain = [name.removeprefix(_UNSCALED) for name in self.columns]
         stored = [name for name in plain if self.stream.column(name) is not None]
@@ -142,15 +144,15 @@ class Source:
         for found in reader.read_history(
             self.stream.name, wanted.partition, wanted.start, wanted.end, stored
         ):
-            complete = self._complete(found, wanted.partition, clock, marks)
-            kept = marks.kept(wanted.partition, found)
+            complete = self._complete(found, wanted.partition, clock, annotations)
+            kept = annotations.kept(wanted.partition, found)
             if kept is not None:
                 complete = complete.filter(kept)
             for start in range(0, complete.num_rows, BATCH_ROWS_MAX):
                 yield complete.slice(start, BATCH_ROWS_MAX)
 
     def _complete(
-        self, found: LogBatch, partition: int, clock: str, marks: Marks
+        self, found: LogBatch, partition: int, clock: str, annotations: EventAnnotations
     ) -> pa.RecordBatch:
         rows = found.batch.num_rows
         arrays: list[pa.Array] = []
@@ -165,8 +167,8 @@ class Source:
                 arrays.append(self._clock_column(found.batch, name))
             elif name == WATERMARK:
                 arrays.append(pa.array(self._watermarks(found, clock)))
-            elif name.startswith(MARK):
-                arrays.append(marks.column(name, partition, found))
+            elif name.startswith(ANNOTATION):
+                arrays.append(annotations.column(name, partition, found))
             elif name.startswith(_UNSCALED):
                 arrays.append(_unscaled(found.batch.column(name.removeprefix(_UNSCALED))))
             else:

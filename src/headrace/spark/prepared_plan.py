@@ -102,21 +102,25 @@ class PreparedPlan:
         first tick. The others run the same code, when a tick is large enough for them."""
         self._run_lanes([()], "")
 
-    def run(self, ranges: Sequence[Range], shuffle: bool, marks_file: str = "") -> PartialTables:
-        """The partial tables of every view for these events, with what the marks say of them.
-        Raises what Spark raises."""
+    def run(
+        self, ranges: Sequence[Range], shuffle: bool, annotations_file: str = ""
+    ) -> PartialTables:
+        """The partial tables of every view for these events, with their annotations. Raises what
+        Spark raises."""
         if shuffle:
-            results = self._run_afresh(self._split(ranges, self._lanes * 2), marks_file)
+            results = self._run_afresh(self._split(ranges, self._lanes * 2), annotations_file)
         else:
             rows = sum(r.rows for r in ranges)
             count = max(1, min(self._lanes, rows // LANE_ROWS_MIN))
-            results = self._run_lanes(self._split(ranges, count), marks_file)
+            results = self._run_lanes(self._split(ranges, count), annotations_file)
         return self._merge(results)
 
     def _split(self, ranges: Sequence[Range], parts: int) -> list[list[Range]]:
         return split_ranges(self._log, self._stream.name, ranges, parts)
 
-    def _run_lanes(self, lists: Sequence[Sequence[Range]], marks_file: str) -> list[PartialTables]:
+    def _run_lanes(
+        self, lists: Sequence[Sequence[Range]], annotations_file: str
+    ) -> list[PartialTables]:
         for lane in range(len(lists)):
             for number in range(len(self._passes)):
                 if (lane, number) not in self._frames:
@@ -124,7 +128,7 @@ class PreparedPlan:
                     _assert_reusable(frame)
                     self._frames[(lane, number)] = frame
         futures: list[Future[PartialTables]] = [
-            self._pool.submit(self._run_lane, lane, number, mine, marks_file)
+            self._pool.submit(self._run_lane, lane, number, mine, annotations_file)
             for lane, mine in enumerate(lists)
             for number in range(len(self._passes))
         ]
@@ -132,20 +136,22 @@ class PreparedPlan:
         return [future.result() for future in futures]
 
     def _run_lane(
-        self, lane: int, number: int, ranges: Sequence[Range], marks_file: str
+        self, lane: int, number: int, ranges: Sequence[Range], annotations_file: str
     ) -> PartialTables:
-        self._set_ranges([ranges], marks_file)
+        self._set_ranges([ranges], annotations_file)
         return self._passes[number][1].split(self._frames[(lane, number)].toArrow())
 
-    def _run_afresh(self, tasks: Sequence[Sequence[Range]], marks_file: str) -> list[PartialTables]:
-        self._set_ranges(tasks, marks_file)
+    def _run_afresh(
+        self, tasks: Sequence[Sequence[Range]], annotations_file: str
+    ) -> list[PartialTables]:
+        self._set_ranges(tasks, annotations_file)
         return [
             made.split(self._frame(number, len(tasks)).toArrow())
             for number, (_, made) in enumerate(self._passes)
         ]
 
-    def _set_ranges(self, tasks: Sequence[Sequence[Range]], marks_file: str) -> None:
-        encoded = encode_ranges(tasks, marks_file)
+    def _set_ranges(self, tasks: Sequence[Sequence[Range]], annotations_file: str) -> None:
+        encoded = encode_ranges(tasks, annotations_file)
         self._spark.sparkContext.setLocalProperty(RANGES_PROPERTY, encoded)
 
     def _frame(self, number: int, tasks: int) -> DataFrame:

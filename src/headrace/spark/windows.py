@@ -32,25 +32,25 @@ from headrace.model.plan import (
     ViewPlan,
     Window,
 )
-from headrace.spark.event_annotations import DECISION, judged_column
+from headrace.spark.event_annotations import DECISION, lateness_column
 from headrace.spark.leaf import EVENT_TIME, OFFSET, PARTITION, WATERMARK
 
-__all__ = ["Decision", "Judged", "late_keys", "pane_keys", "sets_aside", "window_partials"]
+__all__ = ["Decision", "Lateness", "late_keys", "pane_keys", "sets_aside", "window_partials"]
 
 MICROSECONDS = f"unix_micros(`{EVENT_TIME}`)"
 
 
 class Decision(IntEnum):
     """What an operator decided about a late event of a stream that halts; the values of the
-    DECISION mark and of the ledger."""
+    DECISION annotation and of the ledger."""
 
     APPLY = 1
     SIDE = 2
     DROP = 3
 
 
-class Judged(IntEnum):
-    """What was found of an event that others had to judge; the values of `judged_column`."""
+class Lateness(IntEnum):
+    """What was found of an event that others had to judge; the values of `lateness_column`."""
 
     IN_TIME = 0
     LATE = 1
@@ -95,7 +95,7 @@ def late_keys(plan: ViewPlan, stream: Stream) -> list[tuple[str, str]]:
         )
         keys.append((BEYOND, f"CAST(IF({late} = 0, 0, {decided}) AS INT)"))
     elif stream.late_horizon_microseconds is not None:
-        keys.append((BEYOND, _late(plan, _lowered(stream), Judged.BEYOND)))
+        keys.append((BEYOND, _late(plan, _lowered(stream), Lateness.BEYOND)))
     return keys
 
 
@@ -138,7 +138,7 @@ def _calendar(window: CalendarWindow) -> tuple[str, str]:
     )
 
 
-def _late(plan: ViewPlan, watermark: str, least: Judged = Judged.LATE) -> str:
+def _late(plan: ViewPlan, watermark: str, least: Lateness = Lateness.LATE) -> str:
     """How many of the event's windows end at or before the watermark; where others judge that,
     whether it was found to be `least` at least."""
     window = plan.window
@@ -150,7 +150,7 @@ def _late(plan: ViewPlan, watermark: str, least: Judged = Judged.LATE) -> str:
         return _late_sliding(window, watermark)
     # What ends after the watermark by itself is not late; for the rest see engine/lateness.py.
     gap = window.gap_microseconds - 1 if isinstance(window, SessionWindow) else 0
-    found = f"CAST(`{judged_column(plan.view)}` >= {int(least)} AS INT)"
+    found = f"CAST(`{lateness_column(plan.view)}` >= {int(least)} AS INT)"
     return f"IF({MICROSECONDS} + {gap}L >= {watermark}, 0, {found})"
 
 

@@ -24,11 +24,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_cases import SECOND, rows_of, tick_write, view_write, windowed_sales
 
-from headrace.engine.event_group_lateness import KeyGroups, judge_groups
+from headrace.engine.event_group_lateness import KeyGroups, resolve_groups
 from headrace.engine.late_windows import JoinedWindows
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import BoundView
-from headrace.spark.event_annotations import judged_column
+from headrace.spark.event_annotations import lateness_column
 from headrace.store.contract import Counts, Store
 from headrace.store.duckdb import views
 from headrace.store.duckdb.backend import DuckStore
@@ -68,7 +68,7 @@ class Log:
         return self.highest - DELAY
 
 
-def judge(
+def resolve(
     store: Store, view: BoundView, staged: list[tuple[Event, int]]
 ) -> tuple[list[Event], JoinedWindows]:
     """The events that are applied, as the engine finds them, and the groups the others missed."""
@@ -79,8 +79,8 @@ def judge(
         table = table.set_column(table.column_names.index(name), name, values)
     near = store.near_events("groups", table)
     assert near is not None
-    found, joined = judge_groups(view.plan, DROPPING, near, {})
-    offsets, judged = found.columns[judged_column("groups")].get(0, (np.array([]), np.array([])))
+    found, joined = resolve_groups(view.plan, DROPPING, near, {})
+    offsets, judged = found.columns[lateness_column("groups")].get(0, (np.array([]), np.array([])))
     verdicts = dict(zip(offsets.tolist(), judged.tolist(), strict=True))
     return [event for event, _ in staged if not verdicts.get(event.offset)], joined
 
@@ -100,7 +100,7 @@ def test_groups_and_verdicts_are_those_with_all_events(
         for number, raw in enumerate(ticks):
             shift = number * 8  # so that event time goes on
             staged = log.add([(key, time + shift, *kind) for key, time, *kind in raw])
-            taken, joined = judge(fed.store, view, staged)
+            taken, joined = resolve(fed.store, view, staged)
             for event, mark in staged:
                 mine = [g for g in groups_in([*applied, event], timeout) if event in g]
                 if mine and passed_from(mine[0], timeout) <= mark:

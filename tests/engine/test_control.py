@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from holes import CountedLog
 
 from headrace.engine.control import EngineControl
 from headrace.engine.views import Halt
@@ -14,9 +15,11 @@ from headrace.engine.watermarks import Watermark
 from headrace.model.errors import QueryError
 from headrace.store.contract import CatalogEntry, Counts, ViewStatus
 
+LOG = CountedLog()
+
 
 def _control(catalog: dict[str, CatalogEntry]) -> EngineControl:
-    reader: Any = SimpleNamespace(ends=lambda stream: (9,))
+    reader: Any = SimpleNamespace(ends=lambda stream: (LOG.offset(9),), rows_of=LOG.rows_of)
     store: Any = SimpleNamespace(catalog=lambda: catalog, last_tick=lambda: 3)
     return EngineControl(reader, store)
 
@@ -63,7 +66,9 @@ def test_how_far_a_view_is_follows_the_store_from_the_moment_it_has_the_view() -
     control = _control(catalog)
     assert (control.pending("hourly"), control.watermark("hourly")) == (0, None)
     live = ViewStatus("live", "")
-    entry = CatalogEntry("hourly", "readings", "f", "SELECT", live, {0: 7}, 5_000_000, Counts())
+    entry = CatalogEntry(
+        "hourly", "readings", "f", "SELECT", live, {0: LOG.offset(7)}, 5_000_000, Counts()
+    )
     catalog["hourly"] = entry
     assert (control.pending("hourly"), control.watermark("hourly")) == (2, 5_000_000)
     assert (control.status().tick, control.status().views) == (3, {})

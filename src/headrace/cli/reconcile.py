@@ -49,7 +49,7 @@ def command(
     with scratch(settings) as folder:
         snapshot = snapshot_of(settings, name, folder, token)
         what = subject(settings, definitions, snapshot, folder / "rows.parquet")
-        events = sum(what.ends[p] - start for p, start in what.starts.items())
+        events = what.events()
         say(f"proving {name} at tick {snapshot.tick}: {snapshot.rows:,} rows, {events:,} events")
         with own_spark(settings, folder) as spark:
             found = reconcile(spark, what, limit)

@@ -57,7 +57,7 @@ def _show(answer: dict[str, Any]) -> None:
         print_table(
             ("stream", "state", "events", "pending", "detail"),
             [
-                (name, s["state"], sum(s["ends"].values()), s["pending_events"], s["detail"])
+                (name, s["state"], s["events"], s["pending_events"], s["detail"])
                 for name, s in streams.items()
             ],
         )

@@ -52,15 +52,16 @@ class EngineControl:
 
     def set_views(self, views: Sequence[LiveView], tick: int) -> None:
         """Publish what is committed. Called before the first tick and after each."""
-        front: dict[str, int] = {}
+        front: dict[str, tuple[int, ...]] = {}
         for view in views:
             if view.is_running:
-                come = sum(view.next_offsets)
-                front[view.stream.name] = max(come, front.get(view.stream.name, 0))
+                come = front.get(view.stream.name, view.next_offsets)
+                furthest = tuple(map(max, come, view.next_offsets))
+                front[view.stream.name] = furthest
         reports = {
             view.name: ViewReport(
                 stream=view.stream.name,
-                state=_state(view, front.get(view.stream.name, 0)),
+                state=_state(view, front.get(view.stream.name, ())),
                 detail=view.halt.reason if view.halt is not None else view.status.detail,
                 next_offsets=dict(enumerate(view.next_offsets)),
                 watermark_microseconds=view.watermark_microseconds,
@@ -131,6 +132,7 @@ class EngineControl:
                 state="live",
                 ends=dict(enumerate(self.ends(report.stream))),
                 pending_events=pending,
+                events=self._behind(report.stream, {}),
             )
         return replace(status, streams=streams, views=views)
 
@@ -222,8 +224,9 @@ class EngineControl:
 
     def _behind(self, stream: str, next_offsets: Mapping[int, int]) -> int:
         return sum(
-            max(0, end - next_offsets.get(partition, 0))
+            self._reader.rows_of(stream, partition, next_offsets.get(partition, 0), end)
             for partition, end in enumerate(self.ends(stream))
+            if next_offsets.get(partition, 0) < end
         )
 
 
@@ -242,11 +245,12 @@ def _no_stream(stream: str, known: set[str]) -> QueryError:
     )
 
 
-def _state(view: LiveView, front: int) -> str:
-    """A running view is live when it stands with the furthest view of its stream."""
+def _state(view: LiveView, front: Sequence[int]) -> str:
+    """A running view is live when it has come as far as any view of its stream, in each
+    partition."""
     if view.halt is not None:
         return "halted"
-    if view.is_running and sum(view.next_offsets) < front:
+    if view.is_running and view.next_offsets != tuple(front):
         return "catching_up"
     return view.status.state
 

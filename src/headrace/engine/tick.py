@@ -37,6 +37,7 @@ from headrace.model.settings import Settings
 from headrace.spark.analysis import Analysis
 from headrace.store.contract import (
     Counts,
+    Moved,
     Store,
     TickWrite,
     ViewChange,
@@ -146,6 +147,7 @@ class Ticker:
             counts=counts,
             watermark_microseconds=view.watermark_microseconds,
             applied=tuple(places),
+            moved=Moved(dict(enumerate(view.next_offsets)), 0),
         )
         whole = TickWrite(self._tick + 1, self._generation, started, (write,))
         changes = self._store.commit(whole, self._watched())

@@ -108,10 +108,12 @@ def group_views(
         for view in members:
             if view.isolation is None:
                 together.setdefault(view.next_offsets, []).append(view)
-        front = max((sum(offsets), offsets) for offsets in together) if together else None
+        # Two groups of which neither is the further one in all partitions meet all the same: each
+        # takes what the other is ahead.
+        front = max(together, default=())
         for offsets, same in together.items():
-            is_leading = front is not None and offsets == front[1]
-            limit = ends[name] if is_leading or front is None else _least(front[1], ends[name])
+            is_leading = offsets == front
+            limit = ends[name] if is_leading else _least(front, ends[name])
             group = ViewGroup(same[0].stream, tuple(same), offsets, limit, rows_max, is_leading)
             (groups if is_leading else behind).append(group)
         for view in alone:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from headrace.log.contract import LogReader, Range
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.spark.prepared_plan import PartialTables
 from headrace.store.contract import (
+    Moved,
     Store,
     StoreDeadLetter,
     StreamCounts,
@@ -26,6 +28,7 @@ from headrace.store.contract import (
 
 __all__ = ["Writes", "distinct_tables"]
 
+COUNTS_MAX = 64  # of ranges that views may move over, kept
 OLDEST_TICKS = 1_000  # so often the store is told from where on events can be read
 
 
@@ -43,6 +46,7 @@ class Writes:
         self._reader = reader
         self._store = store
         self._computer = computer
+        self._counted = lru_cache(COUNTS_MAX)(self._count)
 
     def streams(
         self, written: Sequence[tuple[LiveView, ViewWrite, Computed]]
@@ -109,6 +113,20 @@ class Writes:
             dropped=dropped,
             dropped_for="late" if view.stream.late_policy is LatePolicy.DROP else "decided",
             settled=settled,
+            moved=self._moved(view, done.next_offsets),
+        )
+
+    def _moved(self, view: LiveView, next_offsets: tuple[int, ...]) -> Moved:
+        """Counted afresh, and once for all views that move alike."""
+        previous = view.next_offsets
+        events = self._counted(view.stream.name, previous, next_offsets)
+        return Moved(dict(enumerate(previous)), events)
+
+    def _count(self, stream: str, previous: tuple[int, ...], then: tuple[int, ...]) -> int:
+        return sum(
+            self._reader.rows_of(stream, partition, start, end)
+            for partition, (start, end) in enumerate(zip(previous, then, strict=True))
+            if start < end
         )
 
     def _dead_letters(self, view: LiveView, done: Computed) -> tuple[StoreDeadLetter, ...]:
@@ -116,19 +134,21 @@ class Writes:
         if reason is None:
             return ()
         (only,) = done.ranges
+        offset, raw = _event(self._reader, view.stream, only)
         return (
             StoreDeadLetter(
                 view=view.name,
                 stream=view.stream.name,
                 partition=only.partition,
-                offset=only.start,
+                offset=offset,
                 reason=reason,
-                raw=_event_json(self._reader, view.stream, only),
+                raw=raw,
             ),
         )
 
 
-def _event_json(reader: LogReader, stream: Stream, only: Range) -> str:
+def _event(reader: LogReader, stream: Stream, only: Range) -> tuple[int, str]:
+    """Where the one event of the range stands, and its columns as JSON."""
     (found,) = reader.read_history(stream.name, only.partition, only.start, only.end)
     row: dict[str, Any] = found.batch.to_pylist()[0]
-    return json.dumps(row, default=str, ensure_ascii=False)
+    return found.first_offset, json.dumps(row, default=str, ensure_ascii=False)

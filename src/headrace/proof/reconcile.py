@@ -50,6 +50,14 @@ class Subject:
     def ends(self) -> Mapping[int, int]:
         return self.snapshot.next_offsets
 
+    def events(self) -> int:
+        """How many events the view is made of, as the log counts them."""
+        reader = log_address(self.settings).open([self.stream])
+        return sum(
+            reader.rows_of(self.stream.name, partition, start, self.ends[partition])
+            for partition, start in self.starts.items()
+        )
+
 
 def defined_view(project: Project, name: str) -> View:
     view = project.view(name)

@@ -1,6 +1,6 @@
 """No event vanishes: the sums of every tick, checked before anything of it is stored.
 
-Each sum is counted in two ways by different code: offsets by the engine's ranges, what became of
+Each sum is counted in two ways by different code: how far a view moves by the log, what became of
 the events by Spark and by the look-up of duplicates.
 """
 
@@ -44,10 +44,20 @@ def _check_view(write: ViewWrite, stored: StoredView) -> None:
             f"{counts.dead} dead",
         )
     before = stored.entry.next_offsets
-    moved = sum(end - before.get(p, 0) for p, end in write.next_offsets.items())
+    if write.moved is None:
+        moved = sum(end - before.get(p, 0) for p, end in write.next_offsets.items())
+    else:
+        moved = write.moved.events
+        counted_from = write.moved.previous_offsets
+        if any(counted_from.get(p, 0) != before.get(p, 0) for p in write.next_offsets):
+            raise ConservationError(
+                stream,
+                f"view {write.view}: it stands at offsets {dict(before)}, but its events were "
+                f"counted from {dict(counted_from)} on",
+            )
     if moved != counts.read + counts.duplicate:
         raise ConservationError(
             stream,
-            f"view {write.view}: its offsets moved by {moved}, but {counts.read} events were read "
+            f"view {write.view}: it moved by {moved} events, but {counts.read} were read "
             f"and {counts.duplicate} left out as duplicates",
         )

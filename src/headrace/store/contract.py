@@ -26,6 +26,7 @@ __all__ = [
     "Counts",
     "Freshness",
     "KnownKeys",
+    "Moved",
     "Offsets",
     "Page",
     "QueryResult",
@@ -131,6 +132,15 @@ class StoreDeadLetter:
 
 
 @dataclass(frozen=True)
+class Moved:
+    """How far a tick brings a view: from these offsets on by so many events, which the log counts
+    from its own index. It is one side of the tick's sums."""
+
+    previous_offsets: Mapping[int, int]
+    events: int
+
+
+@dataclass(frozen=True)
 class ViewWrite:
     """What a tick brings to one view: partial rows (see BoundView), distinct values per
     distinct name (columns: keys, PANE if windowed, `value`; several rows may be equal), and the
@@ -144,7 +154,9 @@ class ViewWrite:
 
     `settled` says by partition: no event of it that is yet to come is applied to a window that has
     ended by then. What only such windows need may go (see store/duckdb/state_expiry.py). A
-    partition that can say nothing is missing."""
+    partition that can say nothing is missing.
+
+    Without `moved` the offsets are taken to have no holes: each is an event."""
 
     view: str
     partials: pa.Table | None
@@ -158,6 +170,7 @@ class ViewWrite:
     dropped_for: str = "late"
     applied: tuple[tuple[int, int], ...] = ()
     settled: Mapping[int, int] = field(default_factory=dict)
+    moved: Moved | None = None
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,15 @@ class TickDurations:
 
 @dataclass(frozen=True)
 class StreamReport:
-    """`state` is live or failed; `ends` are the log's ends per partition as last seen.
-    `pending_events` counts what the slowest view of the stream has not taken yet."""
+    """`state` is live or failed; `ends` are the log's ends per partition as last seen, `events`
+    how many events the log and its archive hold. `pending_events` counts what the slowest view of
+    the stream has not taken yet."""
 
     state: str
     detail: str = ""
     ends: Mapping[int, int] = field(default_factory=dict)
     pending_events: int = 0
+    events: int = 0
 
 
 @dataclass(frozen=True)

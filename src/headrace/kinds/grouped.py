@@ -158,22 +158,20 @@ class GroupedKind:
             fetches[name] = Fetch(definition.name, (VIEW,), past, time=WINDOW_START, columns=())
         answers: Sequence[pa.Table] = (yield list(fetches.values())) if fetches else []
         found = dict(zip(fetches, answers, strict=True))
-        more = [
-            TableDelta(definition.name, gone=found[f"past{index}"])
-            for index, definition in enumerate(self._values)
-            if f"past{index}" in found and found[f"past{index}"].num_rows
-        ]
-        told = None
+        told, put = None, dict[int, pa.Table]()
         if "old" in found:
             slots = {"stage": given.partials, "old": found["old"], "views": given.views}
             for index, values in enumerate(seen):
                 if values.num_rows:
                     known = found[f"known{index}"]
-                    fresh = self._fresh[index].run(values=values, known=known)
-                    slots[f"fresh{index}"] = fresh
-                    if fresh.num_rows:
-                        more.append(TableDelta(self._values[index].name, put=fresh))
+                    put[index] = self._fresh[index].run(values=values, known=known)
+                    slots[f"fresh{index}"] = put[index]
             told = self._merge.run(**slots)
+        more = [
+            TableDelta(definition.name, found.get(f"past{index}"), put.get(index))
+            for index, definition in enumerate(self._values)
+            if f"past{index}" in found or index in put
+        ]
         return self._state.delta(told, found.get("closing"), *more)
 
     def _wanted(self, rows: pa.Table) -> pa.Table:

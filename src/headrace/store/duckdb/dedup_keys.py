@@ -23,7 +23,7 @@ from headrace.kinds.calculator import Slot, arrow_table, store_type
 from headrace.model.definitions import Column, Stream
 from headrace.model.errors import StoreError
 from headrace.store.contract import KnownKeys, StreamWrite
-from headrace.store.duckdb.dedup_index import ROWS_MAX, SeenIndex, packed
+from headrace.store.dedup_index import ROWS_MAX, SeenIndex, packed
 from headrace.store.duckdb.duplicate_record import DuplicateRecord
 
 __all__ = [

@@ -222,15 +222,14 @@ class SessionKind:
         """Partial rows and stored ones alike."""
         partials = [quoted(column.name) for column in self._view.partials]
         counts = [quoted(column.name) for column in self._state.counts]
-        was = self._state.was
         new = [
             *(quoted(name) for name in self._by),
             f"{FIRST} AS _start, {LAST} AS _last",
             f"CASE WHEN {LATE} > 0 THEN {ROWS} ELSE 0 END AS {REVISION}",
             ROWS,
             *partials,
-            f"NULL AS {ROW}, NULL AS {PASSES}",
-            *(f"NULL AS {name}" for name in (*counts, *was)),
+            f"NULL AS {ROW}",
+            *(f"NULL AS {name}" for name in counts),
         ]
         old = [
             *(quoted(name) for name in self._by),
@@ -238,9 +237,8 @@ class SessionKind:
             REVISION,
             ROWS,
             *partials,
-            f"{ROW}, {PASSES}",
+            ROW,
             *counts,
-            *self._state.was_stored,
         ]
         return (
             f"SELECT {', '.join(new)}, true AS {_STAGED} FROM {slot['stage']} WHERE {_TAKEN} "
@@ -295,8 +293,6 @@ class SessionKind:
             for partial, column in zip(self._view.plan.partials, self._view.partials, strict=True)
         ]
         state = self._state
-        # The stored session that begins when the new one does: the row that is replaced.
-        same = f"FILTER ({ROW} NOTNULL AND _start = {_ISLAND})"
         columns = [
             *(quoted(name) for name in self._by),
             f"{_ISLAND}, max(_last) AS {_END}",
@@ -306,16 +302,14 @@ class SessionKind:
             *partials,
             f"count({ROW}) AS {_ABSORBED}",
             *(f"max({quoted(column.name)}) AS {quoted(column.name)}" for column in state.counts),
-            f"max({ROW}) {same} AS {ROW}",
-            *(f"any_value({name}) {same} AS {name}" for name in state.was),
-            f"bool_or({PASSES}) {same} AS {PASSED}",
-            f"make_timestamptz(max(_last) {same} + {self._gap}) AS {WAS_ENDS}",
+            # The stored session that begins when the new one does is the row that is replaced.
+            f"max({ROW}) FILTER (_start = {_ISLAND}) AS {ROW}",
         ]
         merged = (
             f"SELECT {', '.join(columns)} FROM islands "
             f"GROUP BY {text_of((*self._by, _ISLAND))} HAVING bool_or({_STAGED})"
         )
-        both = f"({self._counted_sql(slot)} UNION ALL {self._gone_sql()})"
+        both = f"({self._counted_sql(slot)} UNION ALL {self._gone_sql(slot['old'])})"
         return (
             f"WITH islands AS MATERIALIZED ({self._islands_sql(slot)}), "
             f"merged AS MATERIALIZED ({merged}) {state.told_sql(both, slot['views'])}"
@@ -323,14 +317,17 @@ class SessionKind:
 
     def _result(self, named: Mapping[str, str]) -> str:
         """The columns of a row for `told_sql`, in their order."""
-        state = [VIEW, *(column.name for column in self._state.state)]
-        names = [*state, ROW, KEPT, *self._state.was, PASSED, WAS_ENDS]
-        return ", ".join(f"{named.get(n, f'm.{quoted(n)}')} AS {quoted(n)}" for n in names)
+        names = [VIEW, *(column.name for column in self._state.state), ROW]
+        columns = [f"{named.get(n, f'm.{quoted(n)}')} AS {quoted(n)}" for n in names]
+        columns.append(f"{named[KEPT]} AS {KEPT}")
+        shown = zip(self._state.shown, self._state.was, strict=True)
+        columns += [f"o.{quoted(column.name)} AS {was}" for column, was in shown]
+        return ", ".join([*columns, f"o.{PASSES} AS {PASSED}, o.{WINDOW_END} AS {WAS_ENDS}"])
 
     def _counted_sql(self, slot: Mapping[str, str]) -> str:
         """Adds the numbers of distinct values. Those of merged sessions may be the same ones, so
         they are counted anew."""
-        named, joins = {KEPT: "true"}, ""
+        named, joins = {KEPT: "true"}, f" LEFT JOIN {slot['old']} o ON o.{ROW} = m.{ROW}"
         for index, column in enumerate(self._state.counts):
             fresh, known = f"n{index}", f"k{index}"
             by = text_of((*self._by, _ISLAND))
@@ -350,17 +347,18 @@ class SessionKind:
             named[column.name] = f"coalesce({before}, 0) + coalesce({fresh}.n, 0)"
         return f"SELECT {self._result(named)} FROM merged m{joins}"
 
-    def _gone_sql(self) -> str:
+    def _gone_sql(self, old: str) -> str:
         """The stored sessions that became part of one that begins earlier."""
         named = {column.name: "NULL" for column in self._state.state}
-        named |= {name: f"r.{quoted(name)}" for name in (*self._by, ROW, *self._state.was)}
-        named |= {WINDOW_START: "make_timestamptz(r._start)", KEPT: "false"}
-        named |= {PASSED: f"r.{PASSES}"}
-        named[WINDOW_END] = named[WAS_ENDS] = f"make_timestamptz(r._last + {self._gap})"
-        return (
-            f"SELECT {self._result(named)} FROM islands r SEMI JOIN merged m "
+        named |= {name: f"o.{quoted(name)}" for name in (*self._by, WINDOW_START, WINDOW_END, ROW)}
+        gone = (
+            f"SELECT r.{ROW} FROM islands r SEMI JOIN merged m "
             f"ON {self._same('r', 'm')} AND r.{_ISLAND} = m.{_ISLAND} "
             f"WHERE r.{ROW} NOTNULL AND r._start <> r.{_ISLAND}"
+        )
+        return (
+            f"SELECT {self._result({**named, KEPT: 'false'})} "
+            f"FROM {old} o WHERE o.{ROW} IN ({gone})"
         )
 
 

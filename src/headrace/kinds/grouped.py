@@ -7,7 +7,9 @@ A merge is one statement over the tick's partial rows, the stored rows of the sa
 and the values that these have not seen: all are rows of one union, and rows of one group are
 combined. A hopping window's panes become its windows there.
 
-Rows stay. Values go once no event to come is applied to their window.
+Rows stay. Values go once no event to come is applied to their window. A value is stored once,
+without how often it came: to keep count, a tick would write all of its values, not the new ones
+alone, which takes twice as long (measured: 10,000 values, three in five known).
 """
 
 from __future__ import annotations

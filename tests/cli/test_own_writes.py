@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 import headrace
-from headrace.demo.background_project import Upright
+from headrace.demo.background_project import BackgroundProject
 from headrace.demo.shop import write_project
 
 pytestmark = pytest.mark.end_to_end
@@ -37,7 +37,7 @@ class Shop:
     def __init__(self, folder: Path, until: Callable[..., None]) -> None:
         self.folder = folder
         self.sent = 0
-        self.upright = Upright(folder)
+        self.project = BackgroundProject(folder)
         file = folder / ".headrace" / "run" / "gateway.json"
         until(file.exists)
         self.url = f"http://127.0.0.1:{json.loads(file.read_text())['port']}"
@@ -94,7 +94,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory, until: Callable[..., None]) -
     write_project(folder, "shop")
     started = Shop(folder, until)
     yield started
-    assert started.upright.stop() == 0
+    assert started.project.stop() == 0
 
 
 @pytest.fixture(scope="module")

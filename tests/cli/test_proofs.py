@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pytest
 
-from headrace.demo.background_project import Upright
+from headrace.demo.background_project import BackgroundProject
 from headrace.proof import session
 
 if TYPE_CHECKING:
@@ -57,17 +57,17 @@ class Shop:
         self.up()
 
     def up(self) -> None:
-        self.upright: Upright | None = Upright(self.folder)
+        self.project: BackgroundProject | None = BackgroundProject(self.folder)
         try:
-            self.url = self.upright.wait_ready(lambda _: None)
+            self.url = self.project.wait_ready(lambda _: None)
         except BaseException:
             self.down()
             raise
 
     def down(self) -> None:
-        if self.upright is not None:
-            assert self.upright.stop() == 0
-        self.upright = None
+        if self.project is not None:
+            assert self.project.stop() == 0
+        self.project = None
 
     def send(self, lines: bytes) -> None:
         url = f"{self.url}/v1/events?name=payments"

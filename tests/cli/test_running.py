@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from headrace.demo.background_project import Upright
+from headrace.demo.background_project import BackgroundProject
 
 pytestmark = pytest.mark.end_to_end
 SENSORS = """
@@ -43,18 +43,18 @@ QUERIES = 700  # more than the connections the gateway may have to the engine
 class Up:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._upright = Upright(folder)
-        self.log = self._upright.log_file
+        self._project = BackgroundProject(folder)
+        self.log = self._project.log_file
         self.is_up = True
         try:
-            self.url = self._upright.wait_ready(lambda _: None)
+            self.url = self._project.wait_ready(lambda _: None)
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> int:
         self.is_up = False
-        return self._upright.stop()
+        return self._project.stop()
 
 
 @pytest.fixture(scope="module")

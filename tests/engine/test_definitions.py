@@ -98,7 +98,7 @@ def test_a_view_that_the_log_has_passed_is_refused_and_the_others_run(
     restart(rig, STREAM + A)
     for _ in range(3):
         take(rig, [event()])
-    rig.engine._hold()
+    rig.engine._advance_retention_floor()
     rig.writer.retain(time.time_ns() // 1_000 + 36_000_000_000)
     assert rig.reader.starts("t")[0] > 1
     restart(rig, STREAM + A + B)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.engine.views import LiveView
-from headrace.log.embedded.retention_floor import read_hold
+from headrace.log.embedded.retention_floor import read_retention_floor
 from headrace.model.errors import FencedError, QueryError
 from headrace.model.settings import EngineSettings, LogSettings
 from headrace.spark.prepared_plan import PreparedPlan
@@ -235,7 +235,7 @@ def test_the_hold_follows_the_slowest_view(make_rig: Callable[..., Any]) -> None
     rig.append("transactions", [event(second) for second in range(5)])
     rig.settle()
     rig.engine.close()
-    assert read_hold(rig.settings.log_directory) == {"transactions": (5, 0)}
+    assert read_retention_floor(rig.settings.log_directory) == {"transactions": (5, 0)}
 
 
 def test_what_where_keeps_out_is_not_evaluated(make_rig: Callable[..., Any], shop: str) -> None:
@@ -296,7 +296,7 @@ def test_a_rebuild_goes_back_into_the_archive(make_rig: Callable[..., Any], shop
     for second in range(30):
         rig.append("transactions", [event(second)] * 20)
     rig.settle()
-    rig.engine.close()  # writes the hold
+    rig.engine.close()  # writes the retention floor
     rig.writer.retain(dt.datetime(2030, 1, 1, tzinfo=UTC).timestamp() * 1_000_000)
     (begins, _) = rig.reader.starts("transactions")
     assert begins > 0

@@ -15,10 +15,10 @@ from headrace.model.definitions import Clocks, Column, Stream
 from headrace.model.settings import GatewaySettings, LogSettings
 from headrace.model.types import parse_type
 from headrace.spark.leaf import (
+    CLOCK_OFFSET,
     EVENT_TIME,
     POSITION_COLUMNS,
     QUALITY,
-    SKEW,
     WATERMARK,
     Source,
 )
@@ -46,10 +46,10 @@ def read(directory: Path, stream: Stream) -> list[dict[str, Any]]:
     writer.close()
     source = Source(EmbeddedAddress(directory), stream, ("n", *POSITION_COLUMNS))
     (found,) = source.read(Range(0, 0, len(rows), len(rows)))
-    assert [str(source.type_of(name)) for name in (SKEW, QUALITY)] == ["BIGINT", "STRING"]
+    assert [str(source.type_of(name)) for name in (CLOCK_OFFSET, QUALITY)] == ["BIGINT", "STRING"]
     numbers = found.column(EVENT_TIME).cast(pa.int64())
     shown = found.set_column(found.schema.get_field_index(EVENT_TIME), EVENT_TIME, numbers)
-    return shown.select(["n", EVENT_TIME, SKEW, QUALITY, WATERMARK]).to_pylist()
+    return shown.select(["n", EVENT_TIME, CLOCK_OFFSET, QUALITY, WATERMARK]).to_pylist()
 
 
 def test_clocks_are_what_watermarks_go_by(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from headrace.model.errors import EngineError
 
-__all__ = ["Upright"]
+__all__ = ["BackgroundProject"]
 
 READY_SECONDS_MAX = 120
 STOP_SECONDS_MAX = 60
@@ -23,7 +23,7 @@ SHOWN_LINES = 20
 LIFELINE = "HEADRACE_LIFELINE"
 
 
-class Upright:
+class BackgroundProject:
     """`headrace up` on a free port, its log in the project's `.headrace/up.log`. It ends with this
     process, however that ends, because it holds the other end of a pipe."""
 

@@ -13,13 +13,13 @@ from headrace.client.retry import RETRIED_STATUSES, pause_seconds
 from headrace.demo.shop import STREAM
 from headrace.model.errors import RefusedError, UnreachableError
 
-__all__ = ["ByHand"]
+__all__ = ["PlainHttp"]
 
 ANSWER_SECONDS_MAX = 60
 PAGE_ROWS = 1_000
 
 
-class ByHand:
+class PlainHttp:
     """One connection, opened when needed. Raises the errors that headrace.Client raises."""
 
     def __init__(self, url: str, token: str | None) -> None:
@@ -31,7 +31,7 @@ class ByHand:
         self._connection = kind(parts.hostname or "", parts.port, timeout=ANSWER_SECONDS_MAX)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
 
-    def __enter__(self) -> ByHand:
+    def __enter__(self) -> PlainHttp:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from headrace.demo.background_project import Upright
+from headrace.demo.background_project import BackgroundProject
 from headrace.demo.check import Expected, expected_rows, first_difference, view_rows
 from headrace.demo.events import make_pools
-from headrace.demo.plain_http import ByHand
+from headrace.demo.plain_http import PlainHttp
 from headrace.demo.screen import WINDOWS_IN_LINE, Snapshot, plain_line, render
 from headrace.demo.senders import Plan, Senders, record_files
 from headrace.demo.shop import VIEWS, write_project
@@ -85,10 +85,10 @@ class Demo:
                 shutil.rmtree(directory, ignore_errors=True)
 
     def _run_in(self, directory: Path) -> Outcome:
-        upright = Upright(directory)
+        project = BackgroundProject(directory)
         try:
             pools = make_pools()
-            url = upright.wait_ready(self._waiting)
+            url = project.wait_ready(self._waiting)
             records = None
             if self.events is not None:
                 records = directory / ".headrace" / "sent"
@@ -107,13 +107,13 @@ class Demo:
             senders = Senders(plan, pools)
             senders.start()
             try:
-                with ByHand(url, None) as reading:
+                with PlainHttp(url, None) as reading:
                     return self._watch(plan, senders, reading)
             finally:
                 senders.stop()
         finally:
             self._say("ending gateway and engine")
-            upright.stop()
+            project.stop()
 
     def _waiting(self, seconds: float) -> None:
         if self._is_live:
@@ -129,7 +129,7 @@ class Demo:
     def _say(self, text: str) -> None:
         print(text, file=self.out, flush=True)
 
-    def _watch(self, plan: Plan, senders: Senders, reading: ByHand) -> Outcome:
+    def _watch(self, plan: Plan, senders: Senders, reading: PlainHttp) -> Outcome:
         began = time.monotonic()
         look = _Look(plan, senders, reading, began)
         with self._shown() as show, contextlib.suppress(KeyboardInterrupt):
@@ -167,7 +167,7 @@ class Demo:
 
         yield show
 
-    def _proved(self, plan: Plan, outcome: Outcome, reading: ByHand) -> Outcome:
+    def _proved(self, plan: Plan, outcome: Outcome, reading: PlainHttp) -> Outcome:
         """Wait until no view has an event pending, then compare every row of every view."""
         deadline = time.monotonic() + CATCH_UP_SECONDS_MAX
         for view in VIEWS:
@@ -197,7 +197,7 @@ class Demo:
 class _Look:
     """Takes snapshots; remembers a few seconds of counts for the throughput."""
 
-    def __init__(self, plan: Plan, senders: Senders, reading: ByHand, began: float) -> None:
+    def __init__(self, plan: Plan, senders: Senders, reading: PlainHttp, began: float) -> None:
         self._plan, self._senders, self._reading, self._began = plan, senders, reading, began
         self._seen: deque[tuple[float, int]] = deque(maxlen=1_000)
 

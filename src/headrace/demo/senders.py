@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from headrace.demo.events import Generator, Pools
-from headrace.demo.plain_http import ByHand
+from headrace.demo.plain_http import PlainHttp
 from headrace.demo.shop import STREAM
 from headrace.model.errors import HeadraceError, RefusedError
 
@@ -169,8 +169,8 @@ class _Sender:
         if plan.records is not None:
             file = plan.records / f"sent-{number:04d}.csv"
             self._record = stack.enter_context(file.open("w", encoding="utf-8"))
-        self._sent_by_hand = 0
-        self._by_hand = stack.enter_context(ByHand(plan.url, plan.token))
+        self._sent_plain = 0
+        self._plain_http = stack.enter_context(PlainHttp(plan.url, plan.token))
 
     def run(self, stop: Any, parent: int) -> None:
         plan = self._plan
@@ -201,18 +201,18 @@ class _Sender:
         if batches % BATCHES_PER_RETRY == 1:
             body = "\n".join(map(json.dumps, events)).encode()
             key = f"shop-{self._plan.seed}-{os.getpid()}-{batches}"
-            first = self._by_hand.send(body, key)
-            again = self._by_hand.send(body, key)
+            first = self._plain_http.send(body, key)
+            again = self._plain_http.send(body, key)
             if first != again or first.get("accepted") != count:
                 raise RefusedError(200, {"detail": f"a retry was answered {again}, not {first}"})
-            self._sent_by_hand += count
+            self._sent_plain += count
             self._count(1, count)
         else:
             self._client.send(STREAM, events)
         self._count_sent()
         if self._plan.faults and batches % BATCHES_PER_FAULT == 0:
             key = f"shop-faults-{self._plan.seed}-{os.getpid()}-{batches}"
-            answer = self._by_hand.send(b"\n".join(FAULTS), key)
+            answer = self._plain_http.send(b"\n".join(FAULTS), key)
             self._count(2, answer["quarantined"])
 
     def _count(self, what: int, count: int) -> None:
@@ -220,7 +220,7 @@ class _Sender:
 
     def _count_sent(self) -> None:
         """What is acknowledged as durable, by either way of sending."""
-        durable = self._client.counts.accepted + self._sent_by_hand
+        durable = self._client.counts.accepted + self._sent_plain
         self._counts[self._number * _COUNTED] = durable
 
 

@@ -32,7 +32,7 @@ POLL_SECONDS = ((0.0, 0.002), (1.0, 0.01), (5.0, 0.02))
 PACED_ROWS_MIN = 50_000  # a tick of so many means heavy load
 PACE_LOOK_SECONDS = 0.02
 CHECKPOINT_AFTER_SECONDS = 5.0
-HOLD_SECONDS = 1.0
+RETENTION_FLOOR_SECONDS = 1.0
 FAILURE_PAUSE_SECONDS = 0.5
 LATE_APPLIED_MAX = 5_000  # events set aside that one tick applies
 ASIDE_MAX = 10_000_000  # events set aside that a view is asked for
@@ -79,8 +79,8 @@ class Engine:
         self._control = control
         self._publisher = publisher
         self._views: dict[str, LiveView] = {}
-        self._held_at = 0.0
-        self._held: dict[str, tuple[int, ...]] = {}
+        self._retention_floor_at = 0.0
+        self._retention_floor: dict[str, tuple[int, ...]] = {}
         self._failures = 0
         self._stopping = False
         generation = store.claim()
@@ -99,7 +99,7 @@ class Engine:
         nothing_taken = {s.name: (0,) * s.partitions for s in self._project.streams}
         self._reader.set_retention_floor(nothing_taken)
         self._views = open_views(self._analysis, self._project, self._reader, self._store)
-        self._hold()
+        self._advance_retention_floor()
         self._tell()
         self._ticker.prepare(list(self._views.values()))
         self._analysis.keep()
@@ -120,8 +120,8 @@ class Engine:
             else:
                 result = None
             now = time.monotonic()
-            if now - self._held_at >= HOLD_SECONDS:
-                self._hold()
+            if now - self._retention_floor_at >= RETENTION_FLOOR_SECONDS:
+                self._advance_retention_floor()
             if result is not None:
                 last_event = now
                 self._pace(result, now)
@@ -163,7 +163,7 @@ class Engine:
         return any(view.is_running and view.isolation for view in self._views.values())
 
     def close(self) -> None:
-        self._hold()
+        self._advance_retention_floor()
         self._ticker.close()
 
     def step(self) -> TickResult | None:
@@ -224,12 +224,12 @@ class Engine:
             if definition is None:
                 continue
             log.info("rebuilding view %s", name)
-            self._write_hold(without=name)
+            self._write_retention_floor(without=name)
             self._views[name] = restart_view(
                 self._analysis, self._project, definition, self._reader, self._store
             )
             self._publisher.expire(name)
-            self._hold()
+            self._advance_retention_floor()
             self._tell()
 
     def decide_what_was_asked(self) -> None:
@@ -288,20 +288,20 @@ class Engine:
         self._control.set_views(list(self._views.values()), self._store.last_tick())
         self._publisher.moved()
 
-    def _hold(self) -> None:
-        self._held_at = time.monotonic()
-        self._write_hold(without=None)
+    def _advance_retention_floor(self) -> None:
+        self._retention_floor_at = time.monotonic()
+        self._write_retention_floor(without=None)
 
-    def _write_hold(self, without: str | None) -> None:
+    def _write_retention_floor(self, without: str | None) -> None:
         """Where the slowest view of each stream stands. A view that is refused holds too: it may
         be repaired. One about to be rebuilt holds everything there is."""
-        held: dict[str, tuple[int, ...]] = {}
+        floor: dict[str, tuple[int, ...]] = {}
         for view in self._views.values():
             offsets = view.next_offsets
             if view.name == without:
                 offsets = (0,) * len(offsets)
-            known = held.get(view.stream.name, offsets)
-            held[view.stream.name] = tuple(min(a, b) for a, b in zip(known, offsets, strict=True))
-        if held != self._held:
-            self._reader.set_retention_floor(held)
-            self._held = held
+            known = floor.get(view.stream.name, offsets)
+            floor[view.stream.name] = tuple(min(a, b) for a, b in zip(known, offsets, strict=True))
+        if floor != self._retention_floor:
+            self._reader.set_retention_floor(floor)
+            self._retention_floor = floor

@@ -164,7 +164,7 @@ async def _serve(
     metrics.violations = lambda: committer.conservation.violations
     finish_resubmissions(settings, writer, reader, committer.decoders)
     proxy = EngineProxy(settings)
-    watch = ProducerWatch(settings, project, writer, metrics.skews)
+    watch = ProducerWatch(settings, project, writer, metrics.clock_offsets)
     metrics.producers = watch.metrics
     app = GatewayApp(settings, project, access, committer, reader, proxy, metrics, watch)
     metrics.forwarding = lambda: len(app.forwarding)

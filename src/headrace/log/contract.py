@@ -19,10 +19,11 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from headrace.model.completeness import Holder
+from headrace.model.completeness import WatermarkOrigin
 from headrace.model.definitions import Stream
 
 __all__ = [
+    "CLOCK_OFFSET",
     "EVENT_TIME",
     "GAPS_MAX",
     "GAPS_TOTAL_MAX",
@@ -31,7 +32,6 @@ __all__ = [
     "QUALITIES",
     "QUALITY",
     "RECEIVED_AT",
-    "SKEW",
     "Advance",
     "Appended",
     "Completeness",
@@ -66,7 +66,7 @@ NO_POSITION = -1  # of events archived before positions were kept; it is before 
 
 # Only in streams with clocks, between the stream's own columns and RECEIVED_AT:
 EVENT_TIME = "_event_time"  # TIMESTAMP NOT NULL, corrected
-SKEW = "_skew"  # BIGINT, microseconds: received less sent; NULL without a sent time
+CLOCK_OFFSET = "_skew"  # BIGINT, microseconds: received less sent; NULL without a sent time
 QUALITY = "_quality"  # TINYINT, a place in QUALITIES: what the event time rests on
 QUALITIES = ("exact", "corrected", "received")
 
@@ -78,7 +78,7 @@ def stored_schema(stream: Stream) -> pa.Schema:
     time = pa.timestamp("us", "UTC")
     if stream.clocks is not None:
         columns.append(pa.field(EVENT_TIME, time, nullable=False))
-        columns.append(pa.field(SKEW, pa.int64()))
+        columns.append(pa.field(CLOCK_OFFSET, pa.int64()))
         columns.append(pa.field(QUALITY, pa.int8(), nullable=False))
     return pa.schema([*columns, pa.field(RECEIVED_AT, time, nullable=False)])
 
@@ -481,7 +481,7 @@ class LogWriter(Protocol):
         as (name, heard at), longest quiet first, retired ones left out. With
         NUMBERED BY only those that events name."""
 
-    def holders(self, stream: str) -> Sequence[Holder]:
+    def watermark_origins(self, stream: str) -> Sequence[WatermarkOrigin]:
         """Who brought each partition to its highest event time, of those where a producer did;
         the same after a crash."""
 
@@ -493,7 +493,7 @@ class LogWriter(Protocol):
         """Durably mark dead letters as dealt with (re-submitted or discarded)."""
 
     def retain(self, now_microseconds: int) -> Mapping[str, int]:
-        """Apply every stream's retention, never passing the hold; gives bytes freed per stream."""
+        """Apply every stream's retention, never passing its floor; gives bytes freed per stream."""
 
     def close(self) -> None:
         """Everything appended is durable already; releases the lock."""

@@ -14,10 +14,10 @@ __all__ = [
     "AWAY_SECONDS_MAX",
     "COMPLETENESS_FILE",
     "SILENT_NAMED_MAX",
-    "Holder",
     "Silent",
     "StreamProducers",
     "WatchedProducers",
+    "WatermarkOrigin",
     "duration_words",
     "joined",
     "producer_words",
@@ -37,7 +37,7 @@ class Silent:
 
 
 @dataclass(frozen=True)
-class Holder:
+class WatermarkOrigin:
     """The producer whose event or heartbeat brought a partition to its highest event time. Nobody
     has brought anything later: it is the one to ask when the partition holds a view back."""
 
@@ -55,7 +55,7 @@ class StreamProducers:
     missing_events: int = 0
     silent_producers: int = 0
     silent: tuple[Silent, ...] = ()
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[WatermarkOrigin, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,12 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.log.contract import (
+    CLOCK_OFFSET,
     EVENT_TIME,
     NO_EVENT_TIME,
     QUALITIES,
     QUALITY,
     RECEIVED_AT,
-    SKEW,
     LogAddress,
     LogBatch,
     Range,
@@ -56,7 +56,7 @@ APPLIED_TO = "_applied_to"  # ARRAY<BIGINT>: starts of windows it was applied to
 APPLIED_AT = "_applied_at"  # BIGINT: the offset its partition had come to when that was done
 PIECE_EVENTS = 250_000  # what one task reads
 BATCH_ROWS = 50_000
-_CLOCK_TYPES = {SKEW: DataType("BIGINT"), QUALITY: DataType("STRING")}
+_CLOCK_TYPES = {CLOCK_OFFSET: DataType("BIGINT"), QUALITY: DataType("STRING")}
 _STARTS = pa.list_(pa.int64())
 
 
@@ -74,8 +74,8 @@ class Note:
 @dataclass(frozen=True)
 class LogTable:
     """The events from `starts` up to `ends` of a stream's partitions. `columns` are names of the
-    stream's columns, SKEW and QUALITY. `left_out` are the offsets of events that the view does not
-    take, by partition; `notes` what the ledger says about single events."""
+    stream's columns, CLOCK_OFFSET and QUALITY. `left_out` are the offsets of events that the view
+    does not take, by partition; `notes` what the ledger says about single events."""
 
     log: LogAddress
     stream: Stream
@@ -172,8 +172,8 @@ class LogTable:
             return batch.column(name)
         if self.stream.clocks is not None:
             stored = batch.column(name)
-            return stored if name == SKEW else pa.array(QUALITIES, pa.string()).take(stored)
-        if name == SKEW:
+            return stored if name == CLOCK_OFFSET else pa.array(QUALITIES, pa.string()).take(stored)
+        if name == CLOCK_OFFSET:
             return pa.nulls(batch.num_rows, pa.int64())
         quality = "received" if self.stream.event_time is None else "exact"
         return pa.array([quality] * batch.num_rows, pa.string())

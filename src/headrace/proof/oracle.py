@@ -13,7 +13,7 @@ from sqlglot import expressions as exp
 
 from headrace.compile.faults import SourceText
 from headrace.compile.sql.dialect import canonical, parse_tokens, tokenize
-from headrace.log.contract import EVENT_TIME, QUALITY, SKEW
+from headrace.log.contract import CLOCK_OFFSET, EVENT_TIME, QUALITY
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import EventGroup, SessionWindow, Sliding, ViewPlan, Window
 from headrace.proof.events import APPLIED_TO, DECISION, WATERMARK
@@ -87,7 +87,7 @@ def oracle(plan: ViewPlan, stream: Stream) -> Oracle:
         parts.append(f"HAVING {canonical(query.args['having'].this)}")
     mentioned = {node.name.lower() for node in query.find_all(exp.Identifier)}
     columns = [c.name for c in stream.columns if c.name.lower() in mentioned]
-    clocks = [name for name in (SKEW, QUALITY) if name in mentioned]
+    clocks = [name for name in (CLOCK_OFFSET, QUALITY) if name in mentioned]
     return Oracle(
         sql=" ".join(parts),
         outputs=len(query.expressions),

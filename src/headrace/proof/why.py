@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
-from headrace.log.contract import EVENT_TIME, QUALITY, RECEIVED_AT, SKEW
+from headrace.log.contract import CLOCK_OFFSET, EVENT_TIME, QUALITY, RECEIVED_AT
 from headrace.model.definitions import LatePolicy
 from headrace.model.errors import ProofError
 from headrace.model.moments import moment, moment_text
@@ -69,7 +69,9 @@ def explain(spark: SparkSession, what: Subject, limit: int) -> Explained:
         columns = [column.name for column in what.stream.columns]
         # Duplicates would join sessions, and open and close groups.
         joins = isinstance(what.plan.window, SessionWindow | EventGroup)
-        repeated = declare_events(spark, what, [*columns, SKEW, QUALITY], with_duplicates=not joins)
+        repeated = declare_events(
+            spark, what, [*columns, CLOCK_OFFSET, QUALITY], with_duplicates=not joins
+        )
         found = _found(spark, what, question, limit + 1)
     places = {(partition, offset) for partition in repeated for offset in repeated[partition]}
     events = [_event(what, one, places) for one in found[:limit]]
@@ -127,7 +129,7 @@ def _chosen(what: Subject, passed: str, taken: str) -> list[str]:
     windowed = what.plan.window is not None
     return [
         *(f"`{column.name}`" for column in what.stream.columns),
-        *(PARTITION, OFFSET, EVENT_TIME, RECEIVED_AT, SKEW, QUALITY, DECISION),
+        *(PARTITION, OFFSET, EVENT_TIME, RECEIVED_AT, CLOCK_OFFSET, QUALITY, DECISION),
         f"{WATERMARK if windowed else 'CAST(NULL AS BIGINT)'} AS {WATERMARK}",
         f"{passed} AS _passed",
         f"{taken} AS _taken",
@@ -228,7 +230,7 @@ def _event(
         "occurred": plain(found[stream.event_time]) if stream.event_time else None,
         "sent": plain(found[clocks.sent]) if clocks else None,
         "received": plain(found[RECEIVED_AT]),
-        "skew_microseconds": found[SKEW],
+        "skew_microseconds": found[CLOCK_OFFSET],
         "quality": found[QUALITY],
         "watermark": None if found[WATERMARK] is None else moment_text(found[WATERMARK]),
         "event": {column.name: plain(found[column.name]) for column in stream.columns},

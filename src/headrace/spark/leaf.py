@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.log.contract import (
+    CLOCK_OFFSET,
     EVENT_TIME,
     NO_EVENT_TIME,
     QUALITIES,
     QUALITY,
     RECEIVED_AT,
-    SKEW,
     LogAddress,
     LogBatch,
     LogReader,
@@ -31,13 +31,13 @@ from headrace.model.types import DataType
 from headrace.spark.event_annotations import ANNOTATION, EventAnnotations, load_annotations
 
 __all__ = [
+    "CLOCK_OFFSET",
     "EVENT_TIME",
     "OFFSET",
     "PARTITION",
     "POSITION_COLUMNS",
     "QUALITY",
     "RANGES_PROPERTY",
-    "SKEW",
     "WATERMARK",
     "Source",
     "decode_ranges",
@@ -54,14 +54,14 @@ BATCH_ROWS_MAX = 100_000
 UNSCALED_PRECISION_MAX = 18
 _UNSCALED = "_unscaled_"
 NO_ANNOTATIONS = EventAnnotations()
-POSITION_COLUMNS = (PARTITION, OFFSET, EVENT_TIME, RECEIVED_AT, SKEW, QUALITY, WATERMARK)
+POSITION_COLUMNS = (PARTITION, OFFSET, EVENT_TIME, RECEIVED_AT, CLOCK_OFFSET, QUALITY, WATERMARK)
 
 _POSITION_TYPES = {
     PARTITION: DataType("INT"),
     OFFSET: DataType("BIGINT"),
     EVENT_TIME: DataType("TIMESTAMP"),
     RECEIVED_AT: DataType("TIMESTAMP"),
-    SKEW: DataType("BIGINT"),
+    CLOCK_OFFSET: DataType("BIGINT"),
     QUALITY: DataType("STRING"),
     WATERMARK: DataType("BIGINT"),
 }
@@ -138,7 +138,7 @@ class Source:
         clock = clock_column(self.stream)
         if EVENT_TIME in self.columns or WATERMARK in self.columns:
             stored.append(clock)
-        further = (RECEIVED_AT, SKEW, QUALITY) if self.stream.clocks else (RECEIVED_AT,)
+        further = (RECEIVED_AT, CLOCK_OFFSET, QUALITY) if self.stream.clocks else (RECEIVED_AT,)
         stored += [name for name in further if name in self.columns]
         stored = list(dict.fromkeys(stored)) or [RECEIVED_AT]
         for found in reader.read_history(
@@ -163,7 +163,7 @@ class Source:
                 arrays.append(pa.array(found.offsets))
             elif name == EVENT_TIME:
                 arrays.append(found.batch.column(clock))
-            elif name in (SKEW, QUALITY):
+            elif name in (CLOCK_OFFSET, QUALITY):
                 arrays.append(self._clock_column(found.batch, name))
             elif name == WATERMARK:
                 arrays.append(pa.array(self._watermarks(found, clock)))
@@ -180,10 +180,14 @@ class Source:
         """Skew and quality, also of streams without a sent time."""
         if self.stream.clocks is None:
             known = QUALITIES[0] if self.stream.event_time is not None else QUALITIES[-1]
-            value = pa.scalar(None, pa.int64()) if name == SKEW else pa.scalar(known, pa.string())
+            value = (
+                pa.scalar(None, pa.int64())
+                if name == CLOCK_OFFSET
+                else pa.scalar(known, pa.string())
+            )
             return pa.repeat(value, batch.num_rows)
         stored = batch.column(name)
-        return stored if name == SKEW else pa.array(QUALITIES, pa.string()).take(stored)
+        return stored if name == CLOCK_OFFSET else pa.array(QUALITIES, pa.string()).take(stored)
 
     def _watermarks(self, found: LogBatch, clock: str) -> np.ndarray:
         times = found.batch.column(clock).cast(pa.int64()).to_numpy()

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.compile import parse_sql
-from headrace.gateway.admin.clock_offset import Skews
+from headrace.gateway.admin.clock_offset import ClockOffsets
 from headrace.gateway.admin.completeness import ProducerWatch
 from headrace.gateway.ingest.numbering import newest_senders
 from headrace.gateway.ingest.requests import ProducerKey
@@ -39,7 +39,7 @@ class Watched:
         self.project = Project("plant", (expecting, notes))
         self.now = 1_000 * SECOND
         self.writer: Any = None
-        self.skews: dict[str, Skews] = {}
+        self.clock_offsets: dict[str, ClockOffsets] = {}
         self.start()
 
     def start(self) -> None:
@@ -51,7 +51,7 @@ class Watched:
             settings.log_directory, self.project.streams, settings.log, settings.gateway
         )
         self.watch = ProducerWatch(
-            settings, self.project, self.writer, self.skews, lambda: self.now
+            settings, self.project, self.writer, self.clock_offsets, lambda: self.now
         )
 
     def send(
@@ -132,8 +132,8 @@ def test_a_stream_that_expects_nothing_has_no_silent_producers(watched: Watched)
 def test_a_producer_has_the_summary_of_its_clock(watched: Watched) -> None:
     watched.send("sensor-7", 0)
     assert watched.watch.document("sensors", "", 1)["producers"][0]["clocks"] is None
-    skews = watched.skews["sensors"] = Skews()
-    skews.add("sensor-7", np.array([5, 9]), np.array([0, 1], dtype=np.int8))
+    clock_offsets = watched.clock_offsets["sensors"] = ClockOffsets()
+    clock_offsets.add("sensor-7", np.array([5, 9]), np.array([0, 1], dtype=np.int8))
     clocks = watched.watch.document("sensors", "", 1)["producers"][0]["clocks"]
     assert (clocks["events"], clocks["corrected"], clocks["skew_microseconds_max"]) == (2, 1, 9)
 
@@ -152,10 +152,12 @@ def test_events_at_the_ends_of_time_break_no_answer(watched: Watched) -> None:
 
 def test_the_mean_of_clocks_that_begin_in_1970_is_exact() -> None:
     """Their sum is more than 64 bits hold."""
-    skews = Skews()
-    skews.add("sensor-7", np.full(6_000, 1_790_000_000_000_001), np.zeros(6_000, dtype=np.int8))
-    skews.add("sensor-7", np.full(6_000, -3), np.zeros(6_000, dtype=np.int8))
-    summary = skews.of("sensor-7")
+    clock_offsets = ClockOffsets()
+    clock_offsets.add(
+        "sensor-7", np.full(6_000, 1_790_000_000_000_001), np.zeros(6_000, dtype=np.int8)
+    )
+    clock_offsets.add("sensor-7", np.full(6_000, -3), np.zeros(6_000, dtype=np.int8))
+    summary = clock_offsets.of("sensor-7")
     assert summary is not None
     assert summary["skew_microseconds_mean"] == 894_999_999_999_999
 

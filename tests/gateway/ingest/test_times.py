@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.gateway.admin.clock_offset import PRODUCERS_MAX, Skews
+from headrace.gateway.admin.clock_offset import PRODUCERS_MAX, ClockOffsets
 from headrace.gateway.ingest.bodies import BodyKind
 from headrace.gateway.ingest.decoding import StreamDecoder, StreamRows
 from headrace.gateway.ingest.requests import EventsRequest, read_sent_at
@@ -227,11 +227,11 @@ def test_the_sent_header(given: str, expected: int | None) -> None:
 
 
 def test_skews_are_summed_up_per_producer() -> None:
-    skews = Skews()
-    skews.add("a", np.array([5, -7]), np.array([0, 1, 2], dtype=np.int8))
-    skews.add("a", np.array([20]), np.array([1], dtype=np.int8))
-    skews.add("", np.array([], dtype=np.int64), np.array([0], dtype=np.int8))
-    assert skews.snapshot() == {
+    clock_offsets = ClockOffsets()
+    clock_offsets.add("a", np.array([5, -7]), np.array([0, 1, 2], dtype=np.int8))
+    clock_offsets.add("a", np.array([20]), np.array([1], dtype=np.int8))
+    clock_offsets.add("", np.array([], dtype=np.int64), np.array([0], dtype=np.int8))
+    assert clock_offsets.snapshot() == {
         "a": {
             "events": 4, "exact": 1, "corrected": 2, "received": 1, "measured": 3,
             "skew_microseconds_min": -7, "skew_microseconds_max": 20, "skew_microseconds_mean": 6,
@@ -243,9 +243,9 @@ def test_skews_are_summed_up_per_producer() -> None:
         },
     }  # fmt: skip
     for number in range(PRODUCERS_MAX + 10):
-        skews.add(str(number), np.array([1]), np.array([0], dtype=np.int8))
-    assert len(skews.snapshot()) <= PRODUCERS_MAX + 1
-    assert sum(skews.totals().qualities) == 5 + PRODUCERS_MAX + 10
+        clock_offsets.add(str(number), np.array([1]), np.array([0], dtype=np.int8))
+    assert len(clock_offsets.snapshot()) <= PRODUCERS_MAX + 1
+    assert sum(clock_offsets.totals().qualities) == 5 + PRODUCERS_MAX + 10
 
 
 def _letters(gateway: Any) -> Iterator[dict[str, Any]]:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from headrace.log.contract import NO_EVENT_TIME, Advance, Group, PartitionBatch
 from headrace.log.embedded.backend import verify
-from headrace.log.embedded.retention_floor import write_hold
+from headrace.log.embedded.retention_floor import write_retention_floor
 from headrace.model.definitions import Retention, RetentionAction
 from headrace.model.errors import LogError, LogOffsetError
 from headrace.model.settings import LogSettings
@@ -153,7 +153,7 @@ def test_retention_keeps_maximum_and_received_time(embedded: Any, shop: Any) -> 
     writer, reader = embedded.writer([stream]), embedded.reader([stream])
     writer.append(timed(shop, stream, 0, [5, 6]))
     writer.append(Group(advances=(advance(0, 900),)))
-    write_hold(embedded.directory, {"transactions": (2,)})
+    write_retention_floor(embedded.directory, {"transactions": (2,)})
     assert writer.retain(10_000_000)["transactions"] > 0
     assert reader.starts("transactions") == (2,)
     writer.close()
@@ -181,7 +181,7 @@ def test_advances_alone_do_not_fill_the_disk(embedded: Any, shop: Any) -> None:
     """Also with a size limit the stream takes events again, and an open reader sees them."""
     stream = shop.stream(partitions=1, retention=Retention(bytes_max=100_000))
     writer, reader = embedded.writer([stream]), embedded.reader([stream])
-    write_hold(embedded.directory, {"transactions": (0,)})
+    write_retention_floor(embedded.directory, {"transactions": (0,)})
     for number in range(1, 1_001):
         writer.append(Group(advances=(advance(0, number),)))
         if number % 50 == 0:
@@ -234,7 +234,7 @@ def test_a_replay_sees_the_same_watermarks_whatever_the_boundaries(
             elif step == "checkpoint":
                 writer.checkpoint()
             elif step == "retain":
-                write_hold(backend.directory, {"transactions": (len(before),)})
+                write_retention_floor(backend.directory, {"transactions": (len(before),)})
                 writer.retain(10_000)
             elif isinstance(step, int):
                 writer.append(Group(advances=(advance(0, step),)))

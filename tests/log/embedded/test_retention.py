@@ -1,4 +1,4 @@
-"""Retention by age and size, the hold, the archive, and what happens at the limit."""
+"""Retention by age and size, the floor, the archive, and what happens at the limit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.log.contract import NO_EVENT_TIME, DeadLetter, Group, PartitionBatch
-from headrace.log.embedded.retention_floor import read_hold, write_hold
+from headrace.log.embedded.retention_floor import read_retention_floor, write_retention_floor
 from headrace.model.definitions import Retention, RetentionAction
 from headrace.model.errors import LogCorruptError, LogFullError, LogOffsetError
 from headrace.model.settings import GatewaySettings, LogSettings
@@ -33,10 +33,10 @@ def aged(shop: Any, action: RetentionAction = RetentionAction.DELETE) -> Any:
 
 
 def test_the_hold_is_what_was_written(tmp_path: Path) -> None:
-    assert read_hold(tmp_path) is None
-    write_hold(tmp_path, {"a": (1, 2)})
-    write_hold(tmp_path, {"a": (3, 4), "b": ()})
-    assert read_hold(tmp_path) == {"a": (3, 4), "b": ()}
+    assert read_retention_floor(tmp_path) is None
+    write_retention_floor(tmp_path, {"a": (1, 2)})
+    write_retention_floor(tmp_path, {"a": (3, 4), "b": ()})
+    assert read_retention_floor(tmp_path) == {"a": (3, 4), "b": ()}
     assert [file.name for file in tmp_path.iterdir()] == ["hold.json"]
 
 
@@ -48,18 +48,18 @@ def test_nothing_goes_before_the_engine_spoke(embedded: Any, shop: Any) -> None:
     assert reader.starts("transactions") == (0,)
 
 
-def test_age_removes_closed_segments_up_to_the_hold(embedded: Any, shop: Any) -> None:
+def test_age_removes_closed_segments_up_to_the_floor(embedded: Any, shop: Any) -> None:
     stream = aged(shop)
     writer, reader = embedded.writer([stream], log=SMALL), embedded.reader([stream])
     fill(writer, shop, stream, 40)
-    write_hold(embedded.directory, {"transactions": (1_000,)})
+    write_retention_floor(embedded.directory, {"transactions": (1_000,)})
     assert writer.retain(30_000_000)["transactions"] > 0
     (start,) = reader.starts("transactions")
     assert 0 < start <= 1_000
     assert shop.ids(reader, "transactions", 0) == list(range(start, 2_000))
     with pytest.raises(LogOffsetError):
         reader.read("transactions", 0, start - 1, start)
-    write_hold(embedded.directory, {"transactions": (2_000,)})
+    write_retention_floor(embedded.directory, {"transactions": (2_000,)})
     writer.retain(30_000_000)
     (start,) = reader.starts("transactions")
     assert 750 < start <= 1_000  # received 20 seconds or later stays
@@ -74,7 +74,7 @@ def test_a_quiet_partition_is_emptied_and_goes_on(embedded: Any, shop: Any) -> N
     stream = aged(shop)
     writer, reader = embedded.writer([stream], log=SMALL), embedded.reader([stream])
     fill(writer, shop, stream, 3)
-    write_hold(embedded.directory, {"transactions": (150,)})
+    write_retention_floor(embedded.directory, {"transactions": (150,)})
     writer.retain(10**12)
     assert reader.starts("transactions") == reader.ends("transactions") == (150,)
     assert writer.retain(10**12) == {"transactions": 0}
@@ -90,7 +90,7 @@ def test_a_stream_no_view_reads_is_not_held(embedded: Any, shop: Any) -> None:
     stream = aged(shop)
     writer, reader = embedded.writer([stream], log=SMALL), embedded.reader([stream])
     fill(writer, shop, stream, 10)
-    write_hold(embedded.directory, {"other": (0,)})
+    write_retention_floor(embedded.directory, {"other": (0,)})
     writer.retain(10**12)
     assert reader.starts("transactions") == (500,)
 
@@ -99,7 +99,7 @@ def test_at_the_size_limit_the_hold_decides(embedded: Any, shop: Any) -> None:
     limited = shop.stream(partitions=2, retention=Retention(bytes_max=600_000))
     free = shop.stream("free", partitions=1)
     writer, reader = embedded.writer([limited, free]), embedded.reader([limited, free])
-    write_hold(embedded.directory, {"transactions": (0, 0)})
+    write_retention_floor(embedded.directory, {"transactions": (0, 0)})
     groups = (
         Group((shop.to(limited, n % 2, n * 100, 100), shop.to(free, 0, n, 1))) for n in range(1_000)
     )
@@ -115,10 +115,10 @@ def test_at_the_size_limit_the_hold_decides(embedded: Any, shop: Any) -> None:
     writer.append(Group((shop.to(free, 0, 0, 1),)))
     writer.check_room("free")
 
-    write_hold(embedded.directory, {"transactions": reader.ends("transactions")})
+    write_retention_floor(embedded.directory, {"transactions": reader.ends("transactions")})
     for n in range(120):
         append_when_free(writer, Group((shop.to(limited, n % 2, 0, 100),)))
-        write_hold(embedded.directory, {"transactions": reader.ends("transactions")})
+        write_retention_floor(embedded.directory, {"transactions": reader.ends("transactions")})
     assert sum(reader.starts("transactions")) > 0
     held = sum(
         file.stat().st_size
@@ -141,13 +141,13 @@ def append_when_free(writer: Any, group: Group) -> None:
             return
         except LogFullError:
             continue
-    raise AssertionError("the log stays full although the hold moved on")
+    raise AssertionError("the log stays full although the floor moved on")
 
 
 def test_check_room_says_it_before_queueing(embedded: Any, shop: Any) -> None:
     stream = shop.stream(partitions=1, retention=Retention(bytes_max=100_000))
     writer = embedded.writer([stream])
-    write_hold(embedded.directory, {"transactions": (0,)})
+    write_retention_floor(embedded.directory, {"transactions": (0,)})
     writer.check_room("Transactions")
     with pytest.raises(LogFullError):
         append_all(writer, [Group((shop.to(stream, 0, 0, 10),))] * 1_000)
@@ -161,7 +161,7 @@ def test_archived_events_are_all_there(embedded: Any, shop: Any) -> None:
     stream = aged(shop, RetentionAction.ARCHIVE)
     writer, reader = embedded.writer([stream], log=SMALL), embedded.reader([stream])
     fill(writer, shop, stream, 40)
-    write_hold(embedded.directory, {"transactions": (2_000,)})
+    write_retention_floor(embedded.directory, {"transactions": (2_000,)})
     writer.retain(30_000_000)
     (start,) = reader.starts("transactions")
     assert start > 0
@@ -188,7 +188,7 @@ def test_archiving_again_after_a_crash_changes_nothing(embedded: Any, shop: Any)
     stream = aged(shop, RetentionAction.ARCHIVE)
     writer, reader = embedded.writer([stream], log=SMALL), embedded.reader([stream])
     fill(writer, shop, stream, 40)
-    write_hold(embedded.directory, {"transactions": (2_000,)})
+    write_retention_floor(embedded.directory, {"transactions": (2_000,)})
     segments = embedded.directory / "streams/transactions/0"
     before = {file: file.read_bytes() for file in segments.iterdir()}
     writer.retain(30_000_000)
@@ -210,7 +210,7 @@ def test_a_damaged_segment_is_not_archived(embedded: Any, shop: Any) -> None:
     stream = aged(shop, RetentionAction.ARCHIVE)
     writer = embedded.writer([stream], log=SMALL)
     fill(writer, shop, stream, 40)
-    write_hold(embedded.directory, {"transactions": (2_000,)})
+    write_retention_floor(embedded.directory, {"transactions": (2_000,)})
     segment = embedded.directory / "streams/transactions/0" / f"{0:020d}.segment"
     data = bytearray(segment.read_bytes())
     data[-300] ^= 1

@@ -23,7 +23,7 @@ from headrace.log.contract import (
     heard_note,
     stored_schema,
 )
-from headrace.log.sequences.event_sequence_streams import NumberedStreams
+from headrace.log.sequences.event_sequence_streams import EventSequenceStreams
 from headrace.model.definitions import Numbering, Stream
 
 SQL = """CREATE STREAM readings (sensor STRING NOT NULL, seq INT NOT NULL, at TIMESTAMP NOT NULL)
@@ -120,8 +120,8 @@ def _fresh(at: int, time: int) -> dict[str, Any]:
             "started": time, "first": at, "last": at}  # fmt: skip
 
 
-def _loaded(stream: Stream, kept: list[Any]) -> NumberedStreams:
-    numbered = NumberedStreams([stream], 100, 1_000)
+def _loaded(stream: Stream, kept: list[Any]) -> EventSequenceStreams:
+    numbered = EventSequenceStreams([stream], 100, 1_000)
     for records in kept:
         numbered.load(records)
     return numbered
@@ -150,7 +150,7 @@ def test_any_order_of_numbers_is_counted_as_the_plain_way_counts(
 ) -> None:
     """Some steps are followed by a checkpoint from which everything is loaded anew."""
     plain = Plain(stream.event_time is not None)
-    numbered, kept = NumberedStreams([stream], 100, 1_000), list[Any]()
+    numbered, kept = EventSequenceStreams([stream], 100, 1_000), list[Any]()
     for at, (rows, is_loaded) in enumerate(steps, 1):
         plain.add(rows, at)
         numbered.add("Readings", _batch(rows, at, stream))
@@ -171,7 +171,7 @@ DECISION = st.tuples(st.booleans(), st.integers(0, 40), st.integers(1, 12), st.b
 def test_what_is_accepted_is_missed_no_more_until_it_comes(
     steps: list[tuple[bool, int, int, bool]],
 ) -> None:
-    numbered, kept = NumberedStreams([TIMELESS], 100, 1_000), list[Any]()
+    numbered, kept = EventSequenceStreams([TIMELESS], 100, 1_000), list[Any]()
     seen, accepted = set[int](), set[int]()
     for is_decision, first, count, is_loaded in steps:
         numbers = range(first, first + count)
@@ -199,7 +199,7 @@ def test_what_is_accepted_is_missed_no_more_until_it_comes(
 def test_many_writers_in_any_order_leave_no_gap(seed: int) -> None:
     rows = [(f"s{n % 50}", n // 50, n) for n in range(5_000)]
     random.Random(seed).shuffle(rows)
-    numbered = NumberedStreams([STREAM], 100, 1_000)
+    numbered = EventSequenceStreams([STREAM], 100, 1_000)
     for at in range(0, 5_000, 500):
         numbered.add("readings", _batch(rows[at : at + 500], at + 1))
     found = numbered.completeness("readings")
@@ -208,7 +208,7 @@ def test_many_writers_in_any_order_leave_no_gap(seed: int) -> None:
 
 
 def test_a_writer_that_starts_over_again_and_again_is_bounded() -> None:
-    numbered = NumberedStreams([STREAM], 100, 1_000)
+    numbered = EventSequenceStreams([STREAM], 100, 1_000)
     numbered.add("readings", _batch([("a", n % 2, n) for n in range(100)], 1))
     (report,) = numbered.reports("readings", "", 1)
     assert report.resets == 8
@@ -216,7 +216,7 @@ def test_a_writer_that_starts_over_again_and_again_is_bounded() -> None:
 
 
 def test_what_is_beyond_the_bounds_is_forgotten() -> None:
-    numbered = NumberedStreams([STREAM], 8, 3)
+    numbered = EventSequenceStreams([STREAM], 8, 3)
     numbered.add("readings", _batch([("a", n, n) for n in range(0, 20, 2)], 1))
     (report,) = numbered.reports("readings", "", 10)
     (line,) = report.lines
@@ -238,7 +238,7 @@ def test_several_columns_tell_writers_apart() -> None:
     columns = [["a/1", "a", "a\\"], [1, 1, 1], [0, 0, 0], [0, 0, 0], [9, 9, 9]]
     schema = stored_schema(stream)
     arrays = [pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
-    numbered = NumberedStreams([stream], 10, 10)
+    numbered = EventSequenceStreams([stream], 10, 10)
     numbered.add("readings", pa.RecordBatch.from_arrays(arrays, schema=schema))
     assert [r.producer for r in numbered.reports("readings", "", 9)] == [
         "a/1",
@@ -248,7 +248,7 @@ def test_several_columns_tell_writers_apart() -> None:
 
 
 def test_another_definition_counts_anew() -> None:
-    numbered = NumberedStreams([STREAM], 10, 10)
+    numbered = EventSequenceStreams([STREAM], 10, 10)
     numbered.add("readings", _batch([("a", 0, 1), ("a", 5, 2)], 3))
     kept = [numbered.take_changed(False)]
     other = replace(STREAM, numbering=Numbering("seq", ("sensor", "at")))

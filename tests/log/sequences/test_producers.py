@@ -26,7 +26,7 @@ from headrace.log.contract import (
     repeat_note,
 )
 from headrace.log.sequences.producers import Producers
-from headrace.model.completeness import Holder
+from headrace.model.completeness import WatermarkOrigin
 from headrace.model.errors import ProducerGapsError
 
 STEP = st.tuples(
@@ -131,8 +131,8 @@ def test_who_brought_a_partition_furthest_outlives_the_writer(embedded: Any, sho
         batch = PartitionBatch("transactions", partition, shop.batch(stream, first, 2), producer)
         writer.append(Group((batch,)))
 
-    def holders() -> list[Holder]:
-        return sorted(writer.holders("Transactions"), key=lambda holder: holder.partition)
+    def holders() -> list[WatermarkOrigin]:
+        return sorted(writer.watermark_origins("Transactions"), key=lambda holder: holder.partition)
 
     writer = embedded.writer([stream])
     send(0, 5, "a")
@@ -140,7 +140,11 @@ def test_who_brought_a_partition_furthest_outlives_the_writer(embedded: Any, sho
     send(1, 5, "b")
     send(1, 7, "b")
     writer.append(Group(advances=(Advance("transactions", 2, 50_000, "heartbeat", "c"),)))
-    expected = [Holder(0, 6_000, "a"), Holder(1, 8_000, "b"), Holder(2, 50_000, "c")]
+    expected = [
+        WatermarkOrigin(0, 6_000, "a"),
+        WatermarkOrigin(1, 8_000, "b"),
+        WatermarkOrigin(2, 50_000, "c"),
+    ]
     for is_checkpointed in (False, True, False):
         assert holders() == expected
         if is_checkpointed:
@@ -152,7 +156,7 @@ def test_who_brought_a_partition_furthest_outlives_the_writer(embedded: Any, sho
     send(1, 9, "b")
     writer.close()
     writer = embedded.writer([stream])
-    assert holders() == [Holder(1, 10_000, "b")]
+    assert holders() == [WatermarkOrigin(1, 10_000, "b")]
 
 
 def test_reports_are_paged_and_bounded() -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from headrace.client import Client
 from headrace.model.completeness import (
-    Holder,
     Silent,
     StreamProducers,
     WatchedProducers,
+    WatermarkOrigin,
     duration_words,
     joined,
 )
@@ -26,6 +26,7 @@ from headrace.serve.operate.completeness import Completeness, freshness_text
 from headrace.store.contract import ViewStatus
 
 SECOND = 1_000_000
+HOUR = 3_600 * SECOND  # a test may take some of it
 NOON = 1_768_564_800 * SECOND  # 2026-01-16 12:00:00 UTC
 
 
@@ -46,7 +47,7 @@ def _tell(directory: Path, at: int, **streams: StreamProducers) -> None:
             NOON,
             120,
             StreamProducers(9, 3, 1, (Silent("sensor-7", NOON + 60 * SECOND),)),
-            "final up to 12:00:00; sensor-7 silent for 4 min; 3 events missing; 120 events pending",
+            "final up to 12:00:00; sensor-7 silent for 4 h; 3 events missing; 120 events pending",
         ),
         (
             NOON,
@@ -118,9 +119,9 @@ def test_every_answer_says_what_is_missing_and_who_is_silent(shop: Any) -> None:
     assert unwatched.items() >= missing.items()
     assert unwatched["text"] == "final up to 1970-01-01 00:00:03; producers are not watched"
 
-    silent = (Silent("sensör-7", now - 250 * SECOND),)
-    _tell(shop.settings.run_directory, now, payments=StreamProducers(4, 3, 1, silent))
-    text = "final up to 1970-01-01 00:00:03; sensör-7 silent for 4 min; 3 events missing"
+    silent = (Silent("sensör-7", now - 4 * HOUR - HOUR // 2),)
+    _tell(shop.settings.run_directory, now + HOUR, payments=StreamProducers(4, 3, 1, silent))
+    text = "final up to 1970-01-01 00:00:03; sensör-7 silent for 4 h; 3 events missing"
     expected = {"missing_events": 3, "silent_producers": ["sensör-7"], "text": text}
     sql = {"sql": "SELECT * FROM income"}
     for answer in (shop.http.get("/v1/views/income"), shop.http.post("/v1/sql", json=sql)):
@@ -134,7 +135,7 @@ def test_every_answer_says_what_is_missing_and_who_is_silent(shop: Any) -> None:
         assert headers["headrace-freshness"] == text.replace("ö", "?")
     status = shop.http.get("/v1/status").json()["views"]["income"]
     assert status["freshness"].endswith(
-        "sensör-7 silent for 4 min; 3 events missing; 2 events pending"
+        "sensör-7 silent for 4 h; 3 events missing; 2 events pending"
     )
     nothing = shop.http.post("/v1/sql", json={"sql": "SELECT 1 AS one"}).json()["freshness"]
     assert nothing["text"] == "no view is read"
@@ -190,9 +191,9 @@ def test_the_status_names_who_holds_a_view_back(shop: Any) -> None:
     complete = "complete up to 1970-01-01 00:00:03"
     assert held_back() == (f"payments/1, {complete}", 1, None)
     for maximum, name in ((4 * SECOND, None), (5 * SECOND, "sensor-7")):
-        holders = (Holder(0, 5 * SECOND, "other"), Holder(1, maximum, "sensor-7"))
+        holders = (WatermarkOrigin(0, 5 * SECOND, "other"), WatermarkOrigin(1, maximum, "sensor-7"))
         told = StreamProducers(2, holders=holders)
-        _tell(shop.settings.run_directory, now, payments=told)
+        _tell(shop.settings.run_directory, now + HOUR, payments=told)
         by = f", held back by {name}" if name else ""
         assert held_back() == (f"payments/1{by}, {complete}", 1, name)
     shop.control.held_back = (-1, 0)
@@ -211,11 +212,11 @@ def test_a_change_read_again_does_not_claim_to_be_complete(shop: Any) -> None:
 def test_the_python_client_has_it(shop: Any) -> None:
     shop.tick(income=[("ann", "1.00")])
     now = time.time_ns() // 1_000
-    silent = (Silent("sensor-7", now - 61 * SECOND),)
-    _tell(shop.settings.run_directory, now, payments=StreamProducers(4, 3, 1, silent))
+    silent = (Silent("sensor-7", now - 4 * HOUR - HOUR // 2),)
+    _tell(shop.settings.run_directory, now + HOUR, payments=StreamProducers(4, 3, 1, silent))
     url = str(shop.http.base_url)
     with Client(url) as client:
         client._http.headers["Headrace-Internal"] = shop.http.headers["Headrace-Internal"]
         freshness = client.view("income").freshness
     assert (freshness.missing_events, freshness.silent_producers) == (3, ("sensor-7",))
-    assert freshness.text == "nothing final yet; sensor-7 silent for 61 s; 3 events missing"
+    assert freshness.text == "nothing final yet; sensor-7 silent for 4 h; 3 events missing"

@@ -6,7 +6,7 @@ import re
 
 from headrace.compile.faults import Faults, closest, nearest
 from headrace.compile.streams.draft import UNKNOWN, StreamDraft, choose_columns
-from headrace.compile.streams.numbers import check_numbering
+from headrace.compile.streams.event_sequences import check_numbering
 from headrace.compile.streams.time import (
     check_bounds,
     check_clocks,

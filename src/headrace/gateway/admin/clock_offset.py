@@ -10,16 +10,16 @@ import numpy.typing as npt
 
 from headrace.log.contract import QUALITIES
 
-__all__ = ["OTHERS", "SkewSummary", "Skews"]
+__all__ = ["OTHERS", "ClockOffsetSummary", "ClockOffsets"]
 
 PRODUCERS_MAX = 10_000
 OTHERS = ""  # events without a producer, and those of producers beyond the bound
 
 
 @dataclass(slots=True)
-class SkewSummary:
-    """`measured` events had a sent time: the skews (microseconds) are theirs. `qualities` counts
-    all events by what their event time rests on."""
+class ClockOffsetSummary:
+    """`measured` events had a sent time: the clock offsets (microseconds) are theirs. `qualities`
+    counts all events by what their event time rests on."""
 
     measured: int = 0
     smallest: int = 0
@@ -27,16 +27,16 @@ class SkewSummary:
     total: int = 0
     qualities: list[int] = field(default_factory=lambda: [0] * len(QUALITIES))
 
-    def add(self, skews: npt.NDArray[np.int64], qualities: npt.NDArray[np.int8]) -> None:
-        """`skews` of the events that have one, `qualities` of all."""
+    def add(self, clock_offsets: npt.NDArray[np.int64], qualities: npt.NDArray[np.int8]) -> None:
+        """`clock_offsets` of the events that have one, `qualities` of all."""
         for quality, count in enumerate(np.bincount(qualities, minlength=len(QUALITIES)).tolist()):
             self.qualities[quality] += count
-        if len(skews):
-            low, high = int(skews.min()), int(skews.max())
+        if len(clock_offsets):
+            low, high = int(clock_offsets.min()), int(clock_offsets.max())
             self.smallest = min(self.smallest, low) if self.measured else low
             self.largest = max(self.largest, high) if self.measured else high
-            self.total += _sum(skews)
-            self.measured += len(skews)
+            self.total += _sum(clock_offsets)
+            self.measured += len(clock_offsets)
 
     def shown(self) -> dict[str, Any]:
         known = self.measured > 0
@@ -51,29 +51,29 @@ class SkewSummary:
         }
 
 
-def _sum(skews: npt.NDArray[np.int64]) -> int:
+def _sum(clock_offsets: npt.NDArray[np.int64]) -> int:
     """Exact: a few thousand clocks that begin in 1970 are more than 64 bits hold."""
-    return (int((skews >> 32).sum()) << 32) + int((skews & 0xFFFF_FFFF).sum())
+    return (int((clock_offsets >> 32).sum()) << 32) + int((clock_offsets & 0xFFFF_FFFF).sum())
 
 
-class Skews:
+class ClockOffsets:
     """Of one stream, by producer. Written by one thread, read by any."""
 
     def __init__(self) -> None:
-        self._by_producer: dict[str, SkewSummary] = {}
+        self._by_producer: dict[str, ClockOffsetSummary] = {}
 
     def add(
-        self, producer: str, skews: npt.NDArray[np.int64], qualities: npt.NDArray[np.int8]
+        self, producer: str, clock_offsets: npt.NDArray[np.int64], qualities: npt.NDArray[np.int8]
     ) -> None:
-        """Stored events of a producer (OTHERS for none): the skews that are known, and the
+        """Stored events of a producer (OTHERS for none): the clock offsets that are known, and the
         quality of each."""
         if producer not in self._by_producer and len(self._by_producer) >= PRODUCERS_MAX:
             producer = OTHERS
-        self._by_producer.setdefault(producer, SkewSummary()).add(skews, qualities)
+        self._by_producer.setdefault(producer, ClockOffsetSummary()).add(clock_offsets, qualities)
 
-    def totals(self) -> SkewSummary:
+    def totals(self) -> ClockOffsetSummary:
         """Of all producers together, as far as events are counted."""
-        total = SkewSummary()
+        total = ClockOffsetSummary()
         for summary in list(self._by_producer.values()):
             total.qualities = [
                 a + b for a, b in zip(total.qualities, summary.qualities, strict=True)

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from headrace.gateway.admin.clock_offset import Skews
+from headrace.gateway.admin.clock_offset import ClockOffsets
 from headrace.log.contract import LineReport, LogWriter, ProducerReport
 from headrace.model.completeness import (
     COMPLETENESS_FILE,
@@ -53,13 +53,13 @@ class ProducerWatch:
         settings: Settings,
         project: Project,
         writer: LogWriter,
-        skews: Mapping[str, Skews],
+        clock_offsets: Mapping[str, ClockOffsets],
         clock: Callable[[], int] = _clock,
     ) -> None:
         self._file = settings.run_directory / COMPLETENESS_FILE
         self._streams = {stream.name: stream for stream in project.streams}
         self._writer = writer
-        self._skews = skews
+        self._clock_offsets = clock_offsets
         self._clock = clock
         self._listening_since = clock()
         self._told: WatchedProducers | None = None
@@ -104,9 +104,9 @@ class ProducerWatch:
             silent = quiet.get(name, ())
             if known.producers:
                 named = tuple(Silent(*item) for item in silent[:SILENT_NAMED_MAX])
-                holders = tuple(self._writer.holders(name))
+                origins = tuple(self._writer.watermark_origins(name))
                 found[name] = StreamProducers(
-                    known.producers, known.missing, len(silent), named, holders
+                    known.producers, known.missing, len(silent), named, origins
                 )
         return found
 
@@ -154,8 +154,8 @@ class ProducerWatch:
         }
 
     def _clocks(self, stream: str, producer: str) -> dict[str, Any] | None:
-        skews = self._skews.get(stream)
-        return None if skews is None else skews.of(producer)
+        clock_offsets = self._clock_offsets.get(stream)
+        return None if clock_offsets is None else clock_offsets.of(producer)
 
     def metrics(self) -> Iterator[Metric]:
         look = self._look(self._clock())

@@ -9,8 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from headrace.gateway.admin.clock_offset import Skews
-from headrace.gateway.ingest.commit_group import MeasuredSkews
+from headrace.gateway.admin.clock_offset import ClockOffsets
+from headrace.gateway.ingest.commit_group import MeasuredClockOffsets
 from headrace.gateway.ingest.conservation import Counts
 from headrace.log.contract import QUALITIES, Group
 
@@ -27,7 +27,7 @@ class Metrics(Collector):
         self.responses: dict[int, int] = {}
         self.body_bytes = 0
         self.counts: dict[str, Counts] = {}
-        self.skews: dict[str, Skews] = {}
+        self.clock_offsets: dict[str, ClockOffsets] = {}
         self.violations: Callable[[], Mapping[str, str]] = dict
         self.sampled_records = 0
         self.sampled_with_unknown_fields = 0
@@ -62,9 +62,11 @@ class Metrics(Collector):
         for stream, added in counts.items():
             self.counts[stream] = self.counts.get(stream, Counts()).plus(added)
 
-    def add_skews(self, measured: Iterable[MeasuredSkews]) -> None:
+    def add_clock_offsets(self, measured: Iterable[MeasuredClockOffsets]) -> None:
         for one in measured:
-            self.skews.setdefault(one.stream, Skews()).add(one.producer, one.skews, one.qualities)
+            self.clock_offsets.setdefault(one.stream, ClockOffsets()).add(
+                one.producer, one.clock_offsets, one.qualities
+            )
 
     def add_sample(self, unknown_fields: int) -> None:
         """A record is looked at a few times a second: reading every field of all would cost more
@@ -128,7 +130,7 @@ class Metrics(Collector):
             "Events of streams with clocks, by what their event time rests on",
             labels=["stream", "quality"],
         )
-        for stream, skews in sorted(self.skews.items()):
-            for quality, count in zip(QUALITIES, skews.totals().qualities, strict=True):
+        for stream, clock_offsets in sorted(self.clock_offsets.items()):
+            for quality, count in zip(QUALITIES, clock_offsets.totals().qualities, strict=True):
                 judged.add_metric([stream, quality], count)
         return judged

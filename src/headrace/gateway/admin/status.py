@@ -34,7 +34,7 @@ class Status:
             "queue_bytes": self._committer.queue_bytes,
             "events": {name: asdict(c) for name, c in list(self._metrics.counts.items())},
             "conservation": dict(self._committer.conservation.violations),
-            "clocks": {name: s.snapshot() for name, s in list(self._metrics.skews.items())},
+            "clocks": {name: s.snapshot() for name, s in list(self._metrics.clock_offsets.items())},
         }
 
     def ledger(self) -> dict[str, Any]:

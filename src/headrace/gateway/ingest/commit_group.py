@@ -29,9 +29,9 @@ from headrace.gateway.ingest.requests import (
 )
 from headrace.http.problems import Response
 from headrace.log.contract import (
+    CLOCK_OFFSET,
     NO_EVENT_TIME,
     QUALITY,
-    SKEW,
     DeadLetter,
     Group,
     LogWriter,
@@ -45,17 +45,17 @@ from headrace.model.covers import Covers, Ends
 from headrace.model.definitions import Stream
 from headrace.model.errors import RequestError
 
-__all__ = ["Draft", "GroupBuilder", "MeasuredSkews"]
+__all__ = ["Draft", "GroupBuilder", "MeasuredClockOffsets"]
 
 Outcome = tuple[EventsRequest, "Response | RequestError"]
 
 
-class MeasuredSkews(NamedTuple):
+class MeasuredClockOffsets(NamedTuple):
     """What the clocks gave for the events of one request, of the producer it names, if any."""
 
     stream: str
     producer: str
-    skews: npt.NDArray[np.int64]
+    clock_offsets: npt.NDArray[np.int64]
     qualities: npt.NDArray[np.int8]
 
 
@@ -73,7 +73,7 @@ class Draft:
     retried: dict[str, int]
     retried_before: dict[str, int]
     refused: dict[str, int]
-    skews: list[MeasuredSkews]
+    clock_offsets: list[MeasuredClockOffsets]
 
 
 @dataclass(slots=True)
@@ -86,7 +86,7 @@ class _Making:
     retried: dict[str, int] = field(default_factory=dict)
     retried_before: dict[str, int] = field(default_factory=dict)
     refused: dict[str, int] = field(default_factory=dict)
-    skews: list[MeasuredSkews] = field(default_factory=list)
+    clock_offsets: list[MeasuredClockOffsets] = field(default_factory=list)
     by_key: dict[bytes, Receipt] = field(default_factory=dict)
     ranges: dict[tuple[str, str, int], list[tuple[int, int]]] = field(default_factory=dict)
 
@@ -111,7 +111,7 @@ class GroupBuilder:
             making.retried,
             making.retried_before,
             making.refused,
-            making.skews,
+            making.clock_offsets,
         )
 
     def covered(self, fresh: list[Outcome]) -> list[Outcome]:
@@ -257,7 +257,7 @@ class GroupBuilder:
             batch = batch.filter(pa.array(keep))
         requests = [entry.request for entry in rows.entries]
         if stream.clocks is not None:
-            making.skews += _measured(stream, batch, requests, kept_counts)
+            making.clock_offsets += _measured(stream, batch, requests, kept_counts)
         received = np.repeat(
             np.array([r.received_at_microseconds for r in requests], dtype=np.int64), kept_counts
         )
@@ -313,16 +313,16 @@ def _add(counts: dict[str, int], stream: Stream, count: int) -> None:
 
 def _measured(
     stream: Stream, batch: pa.RecordBatch, requests: list[EventsRequest], kept_counts: list[int]
-) -> Iterator[MeasuredSkews]:
-    skews, qualities = batch.column(SKEW), batch.column(QUALITY).to_numpy()
+) -> Iterator[MeasuredClockOffsets]:
+    clock_offsets, qualities = batch.column(CLOCK_OFFSET), batch.column(QUALITY).to_numpy()
     start = 0
     for request, count in zip(requests, kept_counts, strict=True):
         if count:
             key = request.retry_key
-            known = skews.slice(start, count).drop_null().to_numpy()
+            known = clock_offsets.slice(start, count).drop_null().to_numpy()
             judged = qualities[start : start + count]
             producer = key.producer if isinstance(key, ProducerKey) else ""
-            yield MeasuredSkews(stream.name, producer, known, judged)
+            yield MeasuredClockOffsets(stream.name, producer, known, judged)
             start += count
 
 

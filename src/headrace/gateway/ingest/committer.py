@@ -304,7 +304,7 @@ class Committer:
         """Count what became of a group that is durable, and check that nothing got lost."""
         counts = count_group(all_rows, draft, appended)
         self._metrics.add_counts(counts)
-        self._metrics.add_skews(draft.skews)
+        self._metrics.add_clock_offsets(draft.clock_offsets)
         self.conservation.check(counts)
 
     def _failed(self, error: Exception) -> RequestError:

@@ -1,8 +1,9 @@
 """The times of decoded events: corrected by what their clocks say, and not too far in the future.
 
-The skew of an event is when it was received less when its device says it sent it. Up to the
-stream's threshold the device's clock is believed; beyond it, the event time is moved by the skew;
-beyond the cap, the time it was received counts. Only vector operations touch the events.
+The clock offset of an event (for users its skew) is when it was received less when its device says
+it sent it. Up to the stream's threshold the device's clock is believed; beyond it, the event time
+is moved by the offset; beyond the cap, the time it was received counts. Only vector operations
+touch the events.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ class EventTimes:
         occurred = None if self._time_index is None else _numbers(arrays[self._time_index])
         absent = sent.is_null().to_numpy(zero_copy_only=False)
         known = sent.view(pa.int64()).fill_null(0).to_numpy()
-        skew = np.where(absent, 0, received - known)
-        times, quality = _corrected(occurred, received, skew, clocks)
+        clock_offset = np.where(absent, 0, received - known)
+        times, quality = _corrected(occurred, received, clock_offset, clocks)
         kind = self._schema.field(len(arrays)).type
         arrays += [
             pa.array(times).view(kind),
-            pa.array(skew, mask=absent),
+            pa.array(clock_offset, mask=absent),
             pa.array(quality),
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
@@ -101,16 +102,16 @@ class EventTimes:
 
 
 def _corrected(
-    occurred: Numbers | None, received: Numbers, skew: Numbers, clocks: Clocks
+    occurred: Numbers | None, received: Numbers, clock_offset: Numbers, clocks: Clocks
 ) -> tuple[Numbers, npt.NDArray[np.int8]]:
-    """Event times and their qualities. A skew of 0 stands for an event without a sent time."""
+    """Event times and their qualities. An offset of 0 stands for an event without a sent time."""
     if occurred is None:
         return received, np.full(len(received), _RECEIVED, dtype=np.int8)
-    size = np.abs(skew)
-    quality = np.zeros(len(skew), dtype=np.int8)
+    size = np.abs(clock_offset)
+    quality = np.zeros(len(clock_offset), dtype=np.int8)
     quality[size > clocks.threshold_microseconds] = _CORRECTED
     quality[size > clocks.cap_microseconds] = _RECEIVED
-    times = occurred + np.where(quality == _CORRECTED, skew, 0)
+    times = occurred + np.where(quality == _CORRECTED, clock_offset, 0)
     times = np.where(quality == _RECEIVED, received, times)
     return np.maximum(times, TIMESTAMP_MINIMUM), quality
 

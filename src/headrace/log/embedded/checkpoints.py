@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from headrace.log.embedded.frames import replace_file
-from headrace.log.embedded.watermark_origin import HolderRecord
-from headrace.log.sequences.event_sequence_streams import NumberedRecord
+from headrace.log.embedded.watermark_origin import WatermarkOriginRecord
+from headrace.log.sequences.event_sequence_streams import EventSequenceRecord
 from headrace.log.sequences.producer_sequences import LineRecord
 from headrace.log.sequences.producers import WriterRecord
 from headrace.model.errors import LogCorruptError
@@ -44,8 +44,8 @@ class Checkpoint:
     producers: list[LineRecord]
     dead_letters_dropped: int = 0
     writers: list[WriterRecord] = field(default_factory=list)
-    holders: list[HolderRecord] = field(default_factory=list)
-    numbered: list[NumberedRecord] = field(default_factory=list)
+    holders: list[WatermarkOriginRecord] = field(default_factory=list)
+    numbered: list[EventSequenceRecord] = field(default_factory=list)
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -52,7 +52,7 @@ class Commits:
         self._journal, self._checkpoints = opened.journal, opened.checkpoints
         self.partitions = opened.partitions
         self.receipts, self.producers = opened.receipts, opened.producers
-        self.numbered = opened.producers.numbered
+        self.event_sequences = opened.producers.event_sequences
         self._fresh_receipts = opened.fresh_receipts
         self.next_group = opened.next_group
         self._durable_ends = opened.durable_ends
@@ -204,8 +204,8 @@ class Commits:
                 lines,
                 self.dead_letters_dropped,
                 writers,
-                self.producers.holders.records(),
-                self.numbered.take_changed(is_whole),
+                self.producers.watermark_origins.records(),
+                self.event_sequences.take_changed(is_whole),
             )
         self._fresh_receipts = []
         unsynced = set().union(*(files.take_unsynced() for files in self.partitions.values()))

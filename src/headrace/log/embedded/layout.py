@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import pyarrow as pa
 
-from headrace.log.contract import EVENT_TIME, QUALITY, RECEIVED_AT, SKEW, stored_schema
+from headrace.log.contract import CLOCK_OFFSET, EVENT_TIME, QUALITY, RECEIVED_AT, stored_schema
 from headrace.log.embedded.frames import replace_file
 from headrace.model.definitions import Stream
 from headrace.model.errors import LogCorruptError, LogError
@@ -29,7 +29,7 @@ COUNTERS_SLOT = 2  # (dead letters dropped unresolved, the next position); has n
 _SLOTS_RESERVED = 8
 _FORMAT = 2
 _FORMATS_READ = (1, 2)
-_NOT_OWN = (EVENT_TIME, SKEW, QUALITY, RECEIVED_AT)
+_NOT_OWN = (EVENT_TIME, CLOCK_OFFSET, QUALITY, RECEIVED_AT)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from headrace.log.embedded.layout import (
 from headrace.log.embedded.receipts import Receipts, decode_receipt
 from headrace.log.embedded.recovery import recover_partition
 from headrace.log.embedded.segments import PartitionFiles
-from headrace.log.sequences.event_sequence_streams import NumberedStreams
+from headrace.log.sequences.event_sequence_streams import EventSequenceStreams
 from headrace.log.sequences.producers import Producers
 from headrace.model.definitions import Stream
 from headrace.model.errors import LogCorruptError
@@ -84,8 +84,8 @@ def open_log(
         gateway_settings.idempotency_keys_max, gateway_settings.idempotency_seconds_max
     )
     bounds = (gateway_settings.producers_max, gateway_settings.producer_intervals_max)
-    numbered = NumberedStreams(streams, *bounds)
-    producers = Producers(*bounds, numbered)
+    sequences = EventSequenceStreams(streams, *bounds)
+    producers = Producers(*bounds, sequences)
 
     # 1.
     checkpoints = Checkpoints(directory / "checkpoints")
@@ -94,8 +94,8 @@ def open_log(
     for checkpoint in checkpoints.load():
         _add_receipts(receipts, producers, checkpoint.receipts, with_ranges=False)
         producers.load(checkpoint.producers, checkpoint.writers)
-        producers.holders.load(checkpoint.holders)
-        numbered.load(checkpoint.numbered)
+        producers.watermark_origins.load(checkpoint.holders)
+        sequences.load(checkpoint.numbered)
         covered, next_group = checkpoint.journal, checkpoint.next_group
         durable, durable_group = checkpoint.ends, checkpoint.next_group
         dropped = checkpoint.dead_letters_dropped
@@ -109,7 +109,7 @@ def open_log(
         stream.slot + partition: stream
         for stream in layout.streams
         for partition in range(stream.partitions)
-        if stream.name in numbered
+        if stream.name in sequences
     }
     fresh: list[bytes] = []
     for file in found:
@@ -118,7 +118,7 @@ def open_log(
             fresh += _add_receipts(receipts, producers, noted, with_ranges=True)
             for frame in entry.frames:
                 frames[frame.header.slot].append(frame)
-                _count(frame, counted, numbered)
+                _count(frame, counted, sequences)
         next_group = file.first_group + len(file.entries)
     if found:
         journal.continue_file(found[-1])
@@ -132,7 +132,7 @@ def open_log(
     for stream in layout.streams:
         for partition in range(stream.partitions):
             maximum = partitions[stream.slot + partition].maximum
-            producers.holders.settle(stream.name, partition, maximum)
+            producers.watermark_origins.settle(stream.name, partition, maximum)
     if frames:
         raise LogCorruptError(
             f"the journal has events for slots {sorted(frames)}, which layout.json does not name",
@@ -143,12 +143,14 @@ def open_log(
     )
 
 
-def _count(frame: Frame, counted: Mapping[int, StreamLayout], numbered: NumberedStreams) -> None:
+def _count(
+    frame: Frame, counted: Mapping[int, StreamLayout], sequences: EventSequenceStreams
+) -> None:
     """As append() does: the journal's frames have the layout's schema."""
     stream = counted.get(frame.header.slot)
     if stream is not None and frame.header.rows:
         payload = pa.py_buffer(frame.payload)
-        numbered.add(stream.name, pa.ipc.read_record_batch(payload, stream.schema))
+        sequences.add(stream.name, pa.ipc.read_record_batch(payload, stream.schema))
 
 
 def make_partitions(

@@ -34,7 +34,7 @@ from headrace.log.embedded.layout import (
     RESOLVED_SLOT,
     partition_directory,
 )
-from headrace.log.embedded.retention_floor import write_hold
+from headrace.log.embedded.retention_floor import write_retention_floor
 from headrace.log.embedded.segment_reading import IndexedFrame, PartitionReader, shared_files
 from headrace.model.definitions import Stream
 from headrace.model.errors import LogCorruptError, LogError, LogOffsetError
@@ -187,7 +187,7 @@ class EmbeddedReader:
             yield from self.read(stream, partition, max(start, begins), end, columns)
 
     def set_retention_floor(self, next_offsets: Mapping[str, tuple[int, ...]]) -> None:
-        write_hold(self._directory, next_offsets)
+        write_retention_floor(self._directory, next_offsets)
 
     def dead_letters(self, stream: str | None, after: int, limit: int) -> Sequence[DeadLetter]:
         for _ in range(_ATTEMPTS_MAX):

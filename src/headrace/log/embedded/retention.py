@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headrace.log.contract import PartitionBatch
 from headrace.log.embedded.archive import archive_segment
-from headrace.log.embedded.retention_floor import read_hold
+from headrace.log.embedded.retention_floor import read_retention_floor
 from headrace.log.embedded.segments import PartitionFiles, Segment, segment_file
 from headrace.model.definitions import RetentionAction, Stream
 from headrace.model.errors import LogError, LogFullError
@@ -19,8 +19,8 @@ __all__ = ["Keeper"]
 
 _SEGMENT_BYTES_MIN = 64 * 1024
 ADVANCES_SHARE = 16  # a segment without events gets as large as this part of a segment's limit
-_REFUSE_SECONDS = 0.1  # how long a refusal stands before the hold is looked at again
-Hold = Mapping[str, tuple[int, ...]]
+_REFUSE_SECONDS = 0.1  # how long a refusal stands before the floor is looked at again
+RetentionFloor = Mapping[str, tuple[int, ...]]
 
 
 class Keeper:
@@ -73,15 +73,15 @@ class Keeper:
         """Bytes freed per stream: by age, and by size down to seven eighths of the limit."""
         freed: dict[str, int] = {}
         with self.lock:
-            hold = self._read_hold()
+            floor = self._read_retention_floor()
             for name, stream in self._streams.items():
                 self._forget_advances(name)
                 limit, age = stream.retention.bytes_max, stream.retention.age_microseconds
                 total = 0
                 if age is not None:
-                    total += self._free_older(name, now_microseconds - age, hold)
+                    total += self._free_older(name, now_microseconds - age, floor)
                 if limit is not None:
-                    total += self._free_down_to(name, limit - limit // 8, hold)
+                    total += self._free_down_to(name, limit - limit // 8, floor)
                 freed[stream.name] = total
         return freed
 
@@ -94,7 +94,7 @@ class Keeper:
         refused_until, reason = self._refused.get(name, (0.0, ""))
         if time.monotonic() >= refused_until:
             with self.lock:
-                self._free_down_to(name, max(0, limit - incoming), self._read_hold())
+                self._free_down_to(name, max(0, limit - incoming), self._read_retention_floor())
             if self._size(name) + incoming <= limit:
                 self._refused.pop(name, None)
                 return
@@ -110,31 +110,33 @@ class Keeper:
     def _size(self, name: str) -> int:
         return sum(files.size for files in self._partitions[name])
 
-    def _read_hold(self) -> Hold | None:
-        hold = read_hold(self._directory)
-        return None if hold is None else {name.lower(): value for name, value in hold.items()}
+    def _read_retention_floor(self) -> RetentionFloor | None:
+        floor = read_retention_floor(self._directory)
+        return None if floor is None else {name.lower(): value for name, value in floor.items()}
 
-    def _may_go(self, name: str, partition: int, segment: Segment, hold: Hold | None) -> bool:
-        if hold is None:
+    def _may_go(
+        self, name: str, partition: int, segment: Segment, floor: RetentionFloor | None
+    ) -> bool:
+        if floor is None:
             return False
-        if name not in hold:
+        if name not in floor:
             return True
-        offsets = hold[name]
+        offsets = floor[name]
         return partition < len(offsets) and segment.end <= offsets[partition]
 
-    def _free_older(self, name: str, before: int, hold: Hold | None) -> int:
+    def _free_older(self, name: str, before: int, floor: RetentionFloor | None) -> int:
         freed = 0
         for partition, files in enumerate(self._partitions[name]):
             while (
                 files.segments
                 and files.segments[0].end > files.segments[0].base_offset
                 and files.segments[0].received < before
-                and self._may_go(name, partition, files.segments[0], hold)
+                and self._may_go(name, partition, files.segments[0], floor)
             ):
                 freed += self._free_first(name, partition)
         return freed
 
-    def _free_down_to(self, name: str, size: int, hold: Hold | None) -> int:
+    def _free_down_to(self, name: str, size: int, floor: RetentionFloor | None) -> int:
         freed = 0
         while self._size(name) > size:
             candidates = [
@@ -142,7 +144,7 @@ class Keeper:
                 for partition, files in enumerate(self._partitions[name])
                 if files.segments
                 and files.segments[0].end > files.segments[0].base_offset
-                and self._may_go(name, partition, files.segments[0], hold)
+                and self._may_go(name, partition, files.segments[0], floor)
             ]
             if not candidates:
                 break

@@ -1,4 +1,4 @@
-"""The hold: how far the slowest view of each stream has come, as the engine tells the writer.
+"""The retention floor: how far the slowest view of each stream has come, as the engine says.
 
 Retention must not pass it. The file may lag behind (that only keeps more); it never runs ahead.
 """
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from headrace.model.errors import LogCorruptError
 
-__all__ = ["read_hold", "write_hold"]
+__all__ = ["read_retention_floor", "write_retention_floor"]
 
 _NAME = "hold.json"
 _FORMAT = 2  # in format 1 the file was the offsets alone
 
 
-def write_hold(log_directory: Path, next_offsets: Mapping[str, tuple[int, ...]]) -> None:
-    """Atomically replace the hold. A stream that no view reads is left out."""
+def write_retention_floor(log_directory: Path, next_offsets: Mapping[str, tuple[int, ...]]) -> None:
+    """Atomically replace the floor. A stream that no view reads is left out."""
     temporary = log_directory / f".{_NAME}.{os.getpid()}"
     offsets = {name: list(value) for name, value in next_offsets.items()}
     temporary.write_text(json.dumps({"format": _FORMAT, "next_offsets": offsets}))
@@ -28,9 +28,9 @@ def write_hold(log_directory: Path, next_offsets: Mapping[str, tuple[int, ...]])
     temporary.replace(log_directory / _NAME)
 
 
-def read_hold(log_directory: Path) -> Mapping[str, tuple[int, ...]] | None:
+def read_retention_floor(log_directory: Path) -> Mapping[str, tuple[int, ...]] | None:
     """None means the engine never said: nothing may be removed. A stream that is absent from the
-    hold is read by no view."""
+    floor is read by no view."""
     try:
         raw = json.loads((log_directory / _NAME).read_text())
     except FileNotFoundError:

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 import msgspec
 
 from headrace.log.contract import ProducerRange, Receipt
-from headrace.model.completeness import Holder
+from headrace.model.completeness import WatermarkOrigin
 
-__all__ = ["HolderRecord", "Holders", "Place"]
+__all__ = ["Place", "WatermarkOriginRecord", "WatermarkOrigins"]
 
 Place = tuple[str, int]  # stream, partition
 
 
-class HolderRecord(msgspec.Struct, array_like=True, frozen=True):
+class WatermarkOriginRecord(msgspec.Struct, array_like=True, frozen=True):
     """As a checkpoint keeps it."""
 
     stream: str
@@ -27,16 +27,18 @@ class HolderRecord(msgspec.Struct, array_like=True, frozen=True):
     producer: str
 
 
-class Holders:
+class WatermarkOrigins:
     """By stream (in lower case) and partition; where no producer is known there is no entry."""
 
     def __init__(self) -> None:
         self._known: dict[Place, tuple[int, str]] = {}
 
-    def of(self, stream: str) -> tuple[Holder, ...]:
+    def of(self, stream: str) -> tuple[WatermarkOrigin, ...]:
         low = stream.lower()
         return tuple(
-            Holder(partition, *known) for (of, partition), known in self._known.items() if of == low
+            WatermarkOrigin(partition, *known)
+            for (of, partition), known in self._known.items()
+            if of == low
         )
 
     def note(self, raised: Mapping[Place, tuple[int, str]]) -> list[Receipt]:
@@ -61,9 +63,9 @@ class Holders:
         if known is not None:
             self.put(stream, partition, maximum, known[1])
 
-    def load(self, records: list[HolderRecord]) -> None:
+    def load(self, records: list[WatermarkOriginRecord]) -> None:
         """A checkpoint has all of them."""
         self._known = {(r.stream, r.partition): (r.maximum, r.producer) for r in records}
 
-    def records(self) -> list[HolderRecord]:
-        return [HolderRecord(*place, *known) for place, known in self._known.items()]
+    def records(self) -> list[WatermarkOriginRecord]:
+        return [WatermarkOriginRecord(*place, *known) for place, known in self._known.items()]

@@ -35,7 +35,7 @@ from headrace.log.embedded.receipts import encode_receipt
 from headrace.log.embedded.retention import Keeper
 from headrace.log.embedded.segment_reading import shared_files
 from headrace.log.embedded.watermark_origin import Place
-from headrace.model.completeness import Holder
+from headrace.model.completeness import WatermarkOrigin
 from headrace.model.definitions import Stream
 from headrace.model.errors import LogError, LogOffsetError
 from headrace.model.settings import GatewaySettings, LogSettings
@@ -123,7 +123,7 @@ class EmbeddedWriter:
             frames += events
             frames += self._advance_frames(group.advances, reached, raised)
             frames += self._letter_frames(group.dead)
-            receipts = [*group.receipts, *self._commits.producers.holders.note(raised)]
+            receipts = [*group.receipts, *self._commits.producers.watermark_origins.note(raised)]
             encoded = [
                 (r.key, r.received_at_microseconds, encode_receipt(r, self._reached(r, reached)))
                 for r in receipts
@@ -139,10 +139,10 @@ class EmbeddedWriter:
                         self._commits.producers.add(
                             receipt.ranges, receipt.received_at_microseconds
                         )
-                    for place, holder in raised.items():
-                        self._commits.producers.holders.put(*place, *holder)
+                    for place, origin in raised.items():
+                        self._commits.producers.watermark_origins.put(*place, *origin)
                 for item in group.batches:
-                    self._commits.numbered.add(item.stream, item.batch)
+                    self._commits.event_sequences.add(item.stream, item.batch)
             return Appended(
                 tuple(start for start, _ in places),
                 tuple(end for _, end in places),
@@ -164,32 +164,32 @@ class EmbeddedWriter:
             self._commits.producers.heard(stream, producer, received_at_microseconds)
 
     def completeness(self, stream: str) -> Completeness:
-        if stream in self._commits.numbered:
-            return self._commits.numbered.completeness(stream)
+        if stream in self._commits.event_sequences:
+            return self._commits.event_sequences.completeness(stream)
         with self._commits.memory_lock:
             return self._commits.producers.completeness(stream)
 
     def producers(self, stream: str, after: str, limit: int) -> Sequence[ProducerReport]:
         with self._commits.memory_lock:
             found = self._commits.producers.reports(stream, after, limit)
-        numbered = self._commits.numbered
-        return numbered.with_reports(stream, after, limit, found) if stream in numbered else found
+        sequences = self._commits.event_sequences
+        return sequences.with_reports(stream, after, limit, found) if stream in sequences else found
 
     def quiet_since(self, limits: Mapping[str, int]) -> Mapping[str, Sequence[tuple[str, int]]]:
         with self._commits.memory_lock:
             found = self._commits.producers.quiet_since(limits)
         for stream, limit in limits.items():
-            if stream in self._commits.numbered:
-                found[stream] = self._commits.numbered.quiet_since(stream, limit)
+            if stream in self._commits.event_sequences:
+                found[stream] = self._commits.event_sequences.quiet_since(stream, limit)
         return found
 
     def knows(self, stream: str, producer: str) -> bool:
         with self._commits.memory_lock:
             return self._commits.producers.knows(stream, producer)
 
-    def holders(self, stream: str) -> Sequence[Holder]:
+    def watermark_origins(self, stream: str) -> Sequence[WatermarkOrigin]:
         with self._commits.memory_lock:
-            return self._commits.producers.holders.of(stream)
+            return self._commits.producers.watermark_origins.of(stream)
 
     def check_ranges(self, ranges: Sequence[ProducerRange]) -> None:
         """Raises ProducerGapsError if appending these would leave a producer with more gaps than
@@ -198,8 +198,8 @@ class EmbeddedWriter:
             self._commits.producers.check(ranges)
 
     def check_room(self, stream: str) -> None:
-        """Raises LogFullError if the stream is at its size limit and the hold keeps it there.
-        For refusing a request before it queues."""
+        """Raises LogFullError if the stream is at its size limit and the retention floor keeps it
+        there. For refusing a request before it queues."""
         self._keeper.check_room(stream)
 
     def received(self, stream: str) -> tuple[int, ...]:

@@ -16,14 +16,14 @@ from headrace.log.contract import (
     ProducerRange,
     ProducerReport,
 )
-from headrace.log.sequences.event_sequences import NumberedLines
+from headrace.log.sequences.event_sequences import EventSequences
 from headrace.log.sequences.intervals import Intervals, of_lines
 from headrace.log.sequences.ranges import Ranges
 
 __all__ = ["accept", "quiet_writers", "sums_of", "writer_report"]
 
 
-def sums_of(known: NumberedLines) -> Completeness:
+def sums_of(known: EventSequences) -> Completeness:
     lines, lost = known.lines, known.lost
     return Completeness(
         len(known.names),
@@ -38,7 +38,7 @@ def _missing(lines: Any) -> Any:
     return lines["top_end"] - lines["lowest"] - lines["present"] - lines["accepted"]
 
 
-def accept(known: NumberedLines, item: ProducerRange) -> None:
+def accept(known: EventSequences, item: ProducerRange) -> None:
     """What is missing just now of these numbers of a writer is missed no more."""
     line = int(known.keys["line"][known.ids[item.producer]])
     while line >= 0:
@@ -54,12 +54,12 @@ def accept(known: NumberedLines, item: ProducerRange) -> None:
         line = int(known.lines["previous"][line])
 
 
-def _whole(known: NumberedLines, line: int) -> Intervals:
+def _whole(known: EventSequences, line: int) -> Intervals:
     alone = np.array([line])
     return known.known(alone, known.lower[of_lines(known.lower, alone)])
 
 
-def quiet_writers(known: NumberedLines, limit: int) -> list[tuple[str, int]]:
+def quiet_writers(known: EventSequences, limit: int) -> list[tuple[str, int]]:
     """Those last heard from before `limit`, longest quiet first."""
     heard = known.keys["heard"]
     quiet = np.flatnonzero((heard < limit) & ~known.keys["retired"])
@@ -67,7 +67,7 @@ def quiet_writers(known: NumberedLines, limit: int) -> list[tuple[str, int]]:
     return [(known.names[place], int(heard[place])) for place in quiet]
 
 
-def writer_report(known: NumberedLines, name: str, gaps_max: int) -> ProducerReport:
+def writer_report(known: EventSequences, name: str, gaps_max: int) -> ProducerReport:
     """Its lines, newest first. One line for each time it started over."""
     key = known.ids[name]
     line = int(known.keys["line"][key])
@@ -80,7 +80,7 @@ def writer_report(known: NumberedLines, name: str, gaps_max: int) -> ProducerRep
     return ProducerReport(name, heard, resets, tuple(lines), line >= 0, "events", is_retired)
 
 
-def _line_report(known: NumberedLines, line: int, gaps_max: int) -> LineReport:
+def _line_report(known: EventSequences, line: int, gaps_max: int) -> LineReport:
     state = known.lines[line]
     accepted = known.accepted.get(line, Ranges())
     gaps = (

@@ -23,16 +23,16 @@ from headrace.log.sequences.event_sequence_reports import (
     sums_of,
     writer_report,
 )
-from headrace.log.sequences.event_sequences import NumberedLines
+from headrace.log.sequences.event_sequences import EventSequences
 from headrace.log.sequences.intervals import INTERVAL, of_lines, replaced
 from headrace.log.sequences.line_types import KEY, LINE
 from headrace.log.sequences.ranges import Ranges
 from headrace.model.definitions import Stream
 
-__all__ = ["NumberedRecord", "NumberedStreams"]
+__all__ = ["EventSequenceRecord", "EventSequenceStreams"]
 
 
-class NumberedRecord(msgspec.Struct, array_like=True, frozen=True):
+class EventSequenceRecord(msgspec.Struct, array_like=True, frozen=True):
     """What changed on one stream since the record before. `definition` says what was counted: under
     another one, nothing earlier holds any more. `names` are those from `first_key` on; the bytes
     are arrays of KEY, LINE and INTERVAL, and of the places of those two; `accepted` is whole."""
@@ -50,13 +50,13 @@ class NumberedRecord(msgspec.Struct, array_like=True, frozen=True):
     accepted: dict[int, list[int]] = {}
 
 
-class NumberedStreams:
+class EventSequenceStreams:
     """By name in lower case; for any thread. Streams without NUMBERED BY cost nothing here.
     The lock is its own: counting a large batch must not hold up those who look for a receipt."""
 
     def __init__(self, streams: Iterable[Stream], keys_max: int, intervals_max: int) -> None:
         self._streams = {
-            stream.name.lower(): NumberedLines(stream, keys_max, intervals_max)
+            stream.name.lower(): EventSequences(stream, keys_max, intervals_max)
             for stream in streams
             if stream.numbering is not None
         }
@@ -123,10 +123,10 @@ class NumberedStreams:
 
     # ----------------------------------------------------------------------------- checkpoints
 
-    def take_changed(self, everything: bool) -> list[NumberedRecord]:
+    def take_changed(self, everything: bool) -> list[EventSequenceRecord]:
         """What changed since the last call, or all."""
         ended, self._ended = self._ended, set()
-        records = [NumberedRecord(stream, "") for stream in ended]
+        records = [EventSequenceRecord(stream, "") for stream in ended]
         with self._lock:
             for stream, known in self._streams.items():
                 if known.is_renumbered or everything:
@@ -136,10 +136,10 @@ class NumberedStreams:
                     records.append(self._record(stream, known))
         return records
 
-    def _record(self, stream: str, known: NumberedLines) -> NumberedRecord:
+    def _record(self, stream: str, known: EventSequences) -> EventSequenceRecord:
         keys, lines = np.flatnonzero(known.changed_keys), np.flatnonzero(known.changed_lines)
         first = self._told[stream]
-        record = NumberedRecord(
+        record = EventSequenceRecord(
             stream,
             known.definition,
             first == 0,
@@ -157,7 +157,7 @@ class NumberedStreams:
         known.is_renumbered = False
         return record
 
-    def load(self, records: Sequence[NumberedRecord]) -> None:
+    def load(self, records: Sequence[EventSequenceRecord]) -> None:
         """Put in what a checkpoint holds, after those before it."""
         for record in records:
             known = self._streams.get(record.stream)
@@ -175,7 +175,7 @@ class NumberedStreams:
                 self._told[record.stream] = len(known.names)
 
 
-def _load(record: NumberedRecord, known: NumberedLines) -> None:
+def _load(record: EventSequenceRecord, known: EventSequences) -> None:
     keys = np.frombuffer(record.key_places, dtype=np.int64)
     lines = np.frombuffer(record.line_places, dtype=np.int64)
     known.add_names(record.names)

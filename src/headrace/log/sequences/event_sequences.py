@@ -34,7 +34,7 @@ from headrace.log.sequences.line_types import KEY, LINE, Lines, Truths, extended
 from headrace.log.sequences.ranges import Ranges
 from headrace.model.definitions import Stream
 
-__all__ = ["NUMBER_MAX", "NumberedLines"]
+__all__ = ["NUMBER_MAX", "EventSequences"]
 
 NUMBER_MAX = 2**62  # numbers from 0 up to this one are counted, others are not
 INTERVALS_TOTAL_MAX = 1_000_000  # of a stream
@@ -70,7 +70,7 @@ class _Judged:
     places: Numbers
 
 
-class NumberedLines:
+class EventSequences:
     """The lines of one stream. One thread at a time."""
 
     def __init__(self, stream: Stream, keys_max: int, intervals_max: int) -> None:

@@ -21,8 +21,8 @@ from headrace.log.contract import (
     ProducerRange,
     ProducerReport,
 )
-from headrace.log.embedded.watermark_origin import Holders
-from headrace.log.sequences.event_sequence_streams import NumberedStreams
+from headrace.log.embedded.watermark_origin import WatermarkOrigins
+from headrace.log.sequences.event_sequence_streams import EventSequenceStreams
 from headrace.log.sequences.producer_sequences import LineRecord, NumberLine
 from headrace.model.errors import ProducerGapsError
 
@@ -72,7 +72,7 @@ class Producers:
     """
 
     def __init__(
-        self, producers_max: int, intervals_max: int, numbered: NumberedStreams | None = None
+        self, producers_max: int, intervals_max: int, sequences: EventSequenceStreams | None = None
     ) -> None:
         self._producers_max = producers_max
         self._intervals_max = intervals_max
@@ -83,8 +83,8 @@ class Producers:
         self._changed_writers: dict[_Writer, None] = {}
         self._intervals_total = 0
         self._sums: dict[str, _Sums] = {}
-        self.holders = Holders()
-        self.numbered = numbered or NumberedStreams((), producers_max, intervals_max)
+        self.watermark_origins = WatermarkOrigins()
+        self.event_sequences = sequences or EventSequenceStreams((), producers_max, intervals_max)
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -119,7 +119,7 @@ class Producers:
                 self._decide(item)
                 continue
             if item.partition >= 0:
-                self.holders.put(
+                self.watermark_origins.put(
                     item.stream, item.partition, item.event_time_microseconds, item.producer
                 )
                 continue
@@ -144,18 +144,18 @@ class Producers:
 
     def heard(self, stream: str, producer: str, received: int) -> None:
         self._touch((stream.lower(), producer), received, None)
-        self.numbered.heard(stream, producer, received)
+        self.event_sequences.heard(stream, producer, received)
         self._evict()
 
     def knows(self, stream: str, producer: str) -> bool:
         known = (stream.lower(), producer) in self._writers
-        return known or self.numbered.knows(stream, producer)
+        return known or self.event_sequences.knows(stream, producer)
 
     def _decide(self, item: ProducerRange) -> None:
         """Of a producer that is not known nothing can be decided."""
         low = item.stream.lower()
         is_retired = item.mark == "retired"
-        self.numbered.decide(item)
+        self.event_sequences.decide(item)
         known = self._writers.get((low, item.producer))
         if known is None:
             return

@@ -55,14 +55,14 @@ class Completeness:
         lowered = {stream.lower() for stream in streams}
         return joined(by_name[name] for name in sorted(lowered) if name in by_name)
 
-    def holder(self, stream: str, partition: int, maximum_microseconds: int) -> str | None:
+    def origin(self, stream: str, partition: int, maximum_microseconds: int) -> str | None:
         """The producer that brought the partition to this event time, if that is still as far as
         the partition has come; None where nobody knows."""
         known = (self._by_name() or {}).get(stream.lower(), StreamProducers())
         wanted = (partition, maximum_microseconds)
-        for holder in known.holders:
-            if (holder.partition, holder.maximum_microseconds) == wanted:
-                return holder.producer
+        for origin in known.holders:
+            if (origin.partition, origin.maximum_microseconds) == wanted:
+                return origin.producer
         return None
 
     def _by_name(self) -> dict[str, StreamProducers] | None:

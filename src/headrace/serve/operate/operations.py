@@ -61,7 +61,7 @@ def _held_back(services: Services, report: ViewReport) -> dict[str, Any]:
     if partition < 0 or watermark is None:
         return {"held_back_by": "", "held_back_partition": None, "held_back_producer": None}
     completeness = services.completeness
-    producer = completeness.holder(report.stream, partition, report.held_back_maximum)
+    producer = completeness.origin(report.stream, partition, report.held_back_maximum)
     text = ""
     if producer is not None or len(report.next_offsets) > 1:
         place = f"{report.stream}/{partition}"

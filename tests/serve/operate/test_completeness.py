@@ -47,7 +47,7 @@ def _tell(directory: Path, at: int, **streams: StreamProducers) -> None:
             NOON,
             120,
             StreamProducers(9, 3, 1, (Silent("sensor-7", NOON + 60 * SECOND),)),
-            "final up to 12:00:00; sensor-7 silent for 4 h; 3 events missing; 120 events pending",
+            "final up to 12:00:00; sensor-7 silent for 4 min; 3 events missing; 120 events pending",
         ),
         (
             NOON,

@@ -26,12 +26,14 @@ HIGH = "_high"  # BIGINT, likewise the highest
 @dataclass(frozen=True)
 class TableDefinition:
     """`key` tells every two rows apart, NULL being a value like any other. `indexes` are further
-    sets of columns by which rows are fetched: a backend may prepare for them, and for the key."""
+    sets of columns by which rows are fetched: a backend may prepare for them, and for the key. Rows
+    that are `brief` go again soon: it is no use to work at keeping them small."""
 
     name: str
     columns: tuple[BoundColumn, ...]
     key: tuple[str, ...]
     indexes: tuple[tuple[str, ...], ...] = ()
+    is_brief: bool = False
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -62,8 +64,13 @@ class Fetch:
 class TableDelta:
     """How one table changes: first the rows go that `gone` names, then those of `put` come, which
     have all columns of the table. `gone` has either the one column ROW, from fetches since the last
-    commit, or some columns of the table: rows equal to one of its rows in these go."""
+    commit, or some columns of the table: rows equal to one of its rows in these go.
+
+    `are_keys_new`: whoever made the delta answers for it that the keys of `put` are no other row's,
+    as where they hold an offset or a number that only grows. To look would cost as much as to put
+    them, so a backend need not."""
 
     table: str
     gone: pa.Table | None = None
     put: pa.Table | None = None
+    are_keys_new: bool = False

@@ -125,6 +125,7 @@ def _table(number: int, stream: Stream) -> TableDefinition:
             *(BoundColumn(_key_name(i), c.type) for i, c in enumerate(key_columns(stream))),
         ),
         key=(ID,),
+        is_brief=True,
     )
 
 
@@ -411,7 +412,7 @@ class _StreamKeys:
         if seen is not None and seen.num_rows:
             ids = pa.array(np.arange(self._next_id, write.next_id))
             put = seen.drop_columns([HASH]).append_column(ID, ids)
-        rows = TableDelta(self._table.name, gone, put)
+        rows = TableDelta(self._table.name, gone, put, are_keys_new=True)
         return [rows, *self.record.deltas(answers[1 if write.is_pruning else 0 :])]
 
     def _is_due(self, added: int) -> bool:

@@ -382,7 +382,14 @@ def _table(tables: Mapping[str, StoredTable], name: str) -> StoredTable:
 
 def _encoded(definition: TableDefinition) -> str:
     columns = [[column.name, _encoded_type(column.type)] for column in definition.columns]
-    return json.dumps({"columns": columns, "key": definition.key, "indexes": definition.indexes})
+    return json.dumps(
+        {
+            "columns": columns,
+            "key": definition.key,
+            "indexes": definition.indexes,
+            "is_brief": definition.is_brief,
+        }
+    )
 
 
 def _encoded_type(type_: DataType) -> Any:
@@ -401,6 +408,7 @@ def _decoded(name: str, text: str) -> TableDefinition:
         tuple(BoundColumn(column, _decoded_type(type_)) for column, type_ in stored["columns"]),
         tuple(stored["key"]),
         tuple(map(tuple, stored["indexes"])),
+        stored["is_brief"],
     )
 
 

@@ -28,6 +28,7 @@ from headrace.kinds.calculator import (
     store_type,
 )
 from headrace.model.errors import StoreError
+from headrace.model.plan import BoundColumn
 from headrace.model.tables import HIGH, LOW, ROW, Fetch, TableDefinition, TableDelta
 from headrace.store.backend import SCHEMA
 from headrace.store.duckdb.key_proof import KeyProof
@@ -76,9 +77,15 @@ class StoredTable:
 
     def create(self) -> None:
         columns = ", ".join(
-            f"{quoted(c.name)} {store_type(c.type)}" for c in self.definition.columns
+            f"{quoted(c.name)} {store_type(c.type)}{self._compression(c)}"
+            for c in self.definition.columns
         )
         self._connection.execute(f"CREATE TABLE {self.name} ({columns})")
+
+    def _compression(self, column: BoundColumn) -> str:
+        """To compress texts is most of the work of writing them."""
+        is_left = self.definition.is_brief and column.type.name == "STRING"
+        return " USING COMPRESSION uncompressed" if is_left else ""
 
     def close(self) -> None:
         """The connection forgets its slots and statements."""
@@ -226,7 +233,7 @@ class StoredTable:
             name, slot = self._slot("put", (), self.definition.schema)
             slot.fill(delta.put)
             try:
-                if not self._is_key_free(slot.table, gone):
+                if not (delta.are_keys_new or self._is_key_free(slot.table, gone)):
                     self._check_key(name, slot.table)
                 self._by_key = []
                 self._insert(name)

@@ -265,6 +265,13 @@ def test_a_view_that_could_not_be_opened_is_not_waited_for(make_shop: Callable[.
         shop.control.standing.clear()
 
 
+def test_nothing_is_taken_for_covered_while_the_log_cannot_be_read(shop: Any) -> None:
+    shop.control.log_ends = {}
+    refused(by_page(shop.http, {"covers": "now"}, {}), 503, "engine-away")
+    shop.control.log = ""
+    refused(by_sql(shop.http, {"covers": token(1)}, {}), 503, "engine-away")
+
+
 def test_an_engine_that_stops_lets_nobody_wait(shop: Any, until: Callable[..., None]) -> None:
     with ThreadPoolExecutor(1) as pool, shop.client() as http:
         answer = pool.submit(http.get, "/v1/views/income?covers=now")

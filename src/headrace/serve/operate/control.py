@@ -86,10 +86,10 @@ class Control(Protocol):
         None for one that goes on, or that is not open yet."""
 
     def log_identity(self) -> str:
-        """What tells the project's log from any other; "" while there is none."""
+        """What tells the project's log from any other; "" while it cannot be read."""
 
     def ends(self, stream: str) -> tuple[int, ...]:
-        """The ends of a stream in the log, per partition; empty for one that it does not have."""
+        """The ends of a stream in the log, per partition; empty while it cannot be read."""
 
     def rebuild(self, view: str) -> None:
         """Ask for the view to be emptied and filled again from the log; returns before it is done.

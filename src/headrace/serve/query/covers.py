@@ -174,7 +174,10 @@ class Coverage:
 
     def _ends(self, views: Iterable[str], wanted: Wanted) -> dict[str, Ends]:
         token = wanted.token
-        if token is not None and token.log != self._control.log_identity():
+        log = "" if token is None else self._control.log_identity()
+        if token is not None and not log:
+            raise _unreadable()
+        if token is not None and token.log != log:
             raise CoversError(
                 "the token is of another log than this project's",
                 hint="leave it out; was the project's data removed since, or is this another one?",
@@ -189,6 +192,8 @@ class Coverage:
                 )
             stream = entry.stream
             present = self._control.ends(stream)
+            if not present:
+                raise _unreadable()
             ends = () if token is None else token.ends.get(stream, ())
             if len(ends) > len(present) or any(a > b for a, b in zip(ends, present, strict=False)):
                 raise CoversError(
@@ -239,13 +244,16 @@ def _lacking(wanted: Mapping[str, Ends], catalog: Mapping[str, CatalogEntry]) ->
 
 
 def _stopping() -> RequestError:
-    return RequestError(
-        503,
-        "engine-away",
-        "the engine is stopping",
-        hint="try again when it is back",
-        retry_after_seconds=2,
-    )
+    return _away("the engine is stopping")
+
+
+def _unreadable() -> RequestError:
+    return _away("the engine cannot read the log just now")
+
+
+def _away(reason: str) -> RequestError:
+    hint = "try again in a moment"
+    return RequestError(503, "engine-away", reason, hint=hint, retry_after_seconds=2)
 
 
 async def _left(receive: Receive) -> None:

@@ -187,6 +187,23 @@ def test_partitions_without_a_bound_keep_their_events(monkeypatch: pytest.Monkey
     assert [(row[VIEW], row["key"]) for row in events.values()] == [(1, "b"), (2, "a")]
 
 
+def test_a_group_goes_whole_with_the_events_of_the_very_tick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is left of one would be taken for another."""
+    monkeypatch.setattr(state_table, "EXPIRY_TICKS", 1)
+    view = grouped_view(6)
+    runner = runner_of(view)
+    events = [event(0, 30, opens=True), event(1, 35, closes=True)]
+    runner.tick(staged(view, {1: events}))
+    within = event(2, 32, opens=True)
+    tick(runner, view, [within], bounds={(1, 0): 55})
+    assert not runner.tables.rows[f"{runner.kind.shape}_events"]
+    before = event(3, 27)
+    runner.tick(staged(view, {1: [before]}))
+    assert runner.rows(1) == expected([*events, within, before], 6, None, False)
+
+
 def test_views_take_turns_to_let_events_go() -> None:
     view = grouped_view(5)
     runner = runner_of(view, (1, 2))

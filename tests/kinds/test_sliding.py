@@ -197,6 +197,18 @@ def test_rows_out_of_reach_are_neither_written_nor_told() -> None:
         assert changes.was_shown.to_pylist() == [False]
 
 
+@pytest.mark.parametrize(("second", "rows"), [(7, 2), (6, 1)])
+def test_a_row_takes_events_exactly_its_range_before_it(second: int, rows: int) -> None:
+    view = sliding_view(3, 3)
+    runner = runner_of(view)
+    events = [Event("a", 0, 0, 10, 1, -1), Event("a", 0, 1, second, 1, -1)]
+    for one in events:
+        changes = runner.tick(staged(view, [(1, one, 0)]))
+    assert changes is not None
+    assert changes.num_rows == rows
+    assert runner.rows(1) == expected(view, events, None)
+
+
 def test_an_event_too_late_for_every_row_changes_nothing() -> None:
     view = sliding_view(3, 3)
     runner = runner_of(view)

@@ -94,7 +94,7 @@ def _expected(table: pa.Table) -> list[dict[str, Any]]:
 
 def _encode(table: pa.Table, media_type: str, cursor: str | None = None) -> bytes:
     answer = Answer(table.schema, table.to_batches(), FRESHNESS, cursor)
-    return encode(answer, media_type).body
+    return encode(answer, media_type)[1]
 
 
 def _same(given: Any, expected: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 from event_model import Event, Place
 
-from headrace.gateway.ingest.bodies import BodyKind
+from headrace.formats.bodies import BodyKind
 from headrace.gateway.ingest.commit_group import GroupBuilder
 from headrace.gateway.ingest.conservation import Counts, count_group
 from headrace.gateway.ingest.decoding import StreamDecoder

@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[2] / "src" / "headrace"
 MAY_KNOW = {
     "model": set(),
     "compile": {"model"},
-    "formats": {"model", "gateway", "serve"},
+    "formats": {"model"},
     "log": {"model"},
-    "http": {"model", "log", "gateway"},
+    "http": {"model", "log"},
     "gateway": {"model", "log", "compile", "formats", "http"},
     "spark": {"model", "compile", "log"},
     "kinds": {"model"},
@@ -142,6 +142,29 @@ def test_no_cycles() -> None:
 
     for name in sorted(graph):
         walk(name, ())
+
+
+# What a contract may import beside the model and the standard library.
+PLAIN = {"numpy", "pyarrow"}
+
+
+@pytest.mark.parametrize("contract", ["kinds/contract.py", "log/contract.py"])
+def test_a_contract_knows_only_the_model_and_arrow(contract: str) -> None:
+    """So it has nothing of a backend to hand on."""
+    for name in set(_imported(ROOT / contract, ast.parse((ROOT / contract).read_text()))):
+        known = name.startswith("headrace.model.") or name in sys.stdlib_module_names
+        top = name.split(".")[0]
+        assert known or top in PLAIN or top in sys.stdlib_module_names, f"it imports {name}"
+
+
+def test_a_log_is_opened_in_one_place() -> None:
+    """log/opening.py alone knows the backends of the log; whoever is above has a contract."""
+    for file in _modules():
+        place = file.relative_to(ROOT)
+        if place.parts[:2] == ("log", "embedded") or place == Path("log/opening.py"):
+            continue
+        for name in _imported(file, ast.parse(file.read_text())):
+            assert not name.startswith("headrace.log.embedded"), f"{place} imports {name}"
 
 
 def test_a_backend_knows_no_other_and_the_contract_knows_none() -> None:

@@ -12,7 +12,6 @@ import pyarrow as pa
 from headrace.formats.text import csv_line, csv_rows, json_rows
 from headrace.model.errors import QueryError, RequestError
 from headrace.model.moments import moment_text
-from headrace.serve.requests import Response
 
 __all__ = ["ARROW", "CSV", "JSON", "NDJSON", "Answer", "AnswerFreshness", "choose", "encode"]
 
@@ -168,14 +167,14 @@ class _Body:
         return b"".join(self.chunks)
 
 
-def encode(answer: Answer, media_type: str) -> Response:
-    """The whole answer in memory. Raises QueryError (413) beyond ANSWER_BYTES_MAX, whatever the
-    batches raise, and QueryError for JSON when two columns have one name."""
+def encode(answer: Answer, media_type: str) -> tuple[list[tuple[str, str]], bytes]:
+    """The headers and the whole answer in memory. Raises QueryError (413) beyond ANSWER_BYTES_MAX,
+    whatever the batches raise, and QueryError for JSON when two columns have one name."""
     body = _Body()
     headers = [("content-type", media_type)]
     if media_type == JSON:
         _encode_json(answer, body)
-        return Response(200, headers, body.bytes())
+        return headers, body.bytes()
     headers.extend(answer.freshness.headers())
     if answer.next_cursor is not None:
         headers.append(("headrace-next-cursor", answer.next_cursor))
@@ -192,7 +191,7 @@ def encode(answer: Answer, media_type: str) -> Response:
         with pa.ipc.new_stream(pa.PythonFile(body, mode="w"), answer.schema) as writer:
             for batch in answer.batches:
                 writer.write_batch(batch)
-    return Response(200, headers, body.bytes())
+    return headers, body.bytes()
 
 
 def _encode_json(answer: Answer, body: _Body) -> None:

@@ -11,12 +11,12 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from headrace.gateway.ingest.bodies import BodyKind, frame_records
-from headrace.gateway.ingest.requests import Headers
+from headrace.formats.bodies import BodyKind, frame_records
 from headrace.model.errors import RequestError
 
 __all__ = ["binary_key", "frame_cloudevents", "is_binary", "with_event_time"]
@@ -31,11 +31,11 @@ class EnvelopeError(ValueError):
     """Why one envelope cannot be read; str(error) is the dead letter's reason."""
 
 
-def is_binary(headers: Headers) -> bool:
+def is_binary(headers: Mapping[str, str]) -> bool:
     return "ce-specversion" in headers
 
 
-def binary_key(headers: Headers) -> str:
+def binary_key(headers: Mapping[str, str]) -> str:
     """The retry key of a binary CloudEvent. Raises RequestError 422 for missing attributes."""
     if headers.get("ce-specversion") != _SPECIFICATION:
         raise RequestError(

@@ -16,27 +16,28 @@ from urllib.parse import quote
 
 import msgspec
 
+from headrace.formats.bodies import BodyKind, body_kind, check_encoding
 from headrace.formats.cloudevents import binary_key, is_binary
 from headrace.gateway.admin.combined_answers import Joined
-from headrace.gateway.admin.completeness import PRODUCERS_MAX, ProducerWatch
+from headrace.gateway.admin.completeness import ProducerWatch
 from headrace.gateway.admin.deadletters import LIST_MAX, DeadLetters
 from headrace.gateway.admin.metrics import Metrics
 from headrace.gateway.admin.producer_decisions import Decide, accept_gaps, retire_producer
 from headrace.gateway.admin.proxy import EngineProxy
 from headrace.gateway.admin.status import Status
-from headrace.gateway.ingest.bodies import BodyKind, body_kind, check_encoding
 from headrace.gateway.ingest.committer import Committer
 from headrace.gateway.ingest.heartbeats import Heartbeats
 from headrace.gateway.ingest.requests import (
     JSON_HEADERS,
     EventsRequest,
-    Headers,
     read_retry_key,
     read_sent_at,
 )
 from headrace.http.access import ANY_TOKEN, Access
 from headrace.http.connections import Connections
+from headrace.http.headers import Headers
 from headrace.http.incoming import BodyRoom, Incoming, IncomingReply
+from headrace.http.limits import PRODUCERS_LISTED_MAX
 from headrace.http.openapi.document import openapi_body
 from headrace.http.parameters import number_parameter, read_parameters, stream_parameter
 from headrace.http.problems import (
@@ -327,7 +328,7 @@ class GatewayApp:
         stream = self._stream_of(request.path)
         parameters = read_parameters(request.query_string)
         after = parameters.get("after", [""])[0]
-        limit = number_parameter(parameters, "limit", 100, 1, PRODUCERS_MAX)
+        limit = number_parameter(parameters, "limit", 100, 1, PRODUCERS_LISTED_MAX)
         page = await asyncio.to_thread(self._watch.document, stream, after, limit)
         return 200, JSON_HEADERS, msgspec.json.encode(page)
 

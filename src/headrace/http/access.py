@@ -11,7 +11,7 @@ import ipaddress
 import logging
 from pathlib import Path
 
-from headrace.gateway.ingest.requests import Headers
+from headrace.http.headers import Headers
 from headrace.http.tokens import Tokens, load_tokens
 from headrace.model.errors import RequestError, SettingsError
 from headrace.model.settings import Settings

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import httptools
 
-from headrace.gateway.ingest.requests import Headers
+from headrace.http.headers import Headers
 from headrace.http.incoming import Incoming, read_head, whole_answer
 from headrace.http.problems import problem_response
 from headrace.http.refusals import (

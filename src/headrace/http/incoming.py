@@ -8,8 +8,7 @@ from http import HTTPStatus
 from typing import Protocol
 from urllib.parse import unquote
 
-from headrace.gateway.ingest.committer import Committer
-from headrace.gateway.ingest.requests import Headers
+from headrace.http.headers import Headers
 from headrace.http.problems import Response, problem_response
 from headrace.http.refusals import address_not_ascii, body_cut_off, body_too_large, queue_full
 from headrace.model.errors import RequestError
@@ -52,19 +51,26 @@ def read_head(method: bytes, target: bytes, headers: Headers, version: str) -> H
         raise address_not_ascii() from None
 
 
+class Queue(Protocol):
+    """Where whole bodies wait."""
+
+    @property
+    def queue_bytes(self) -> int: ...
+
+
 class BodyRoom:
     """Bodies being read count against the queue's bytes from the moment they are announced, so
     that many large ones at once are refused before they fill the memory."""
 
-    def __init__(self, bytes_max: int, committer: Committer) -> None:
+    def __init__(self, bytes_max: int, queue: Queue) -> None:
         self._bytes_max = bytes_max
-        self._committer = committer
+        self._queue = queue
         self._taken_bytes = 0
         self.reading = 0
 
     def take(self, size: int) -> None:
         """Raises RequestError 429 when memory is spoken for."""
-        held = self._committer.queue_bytes + self._taken_bytes
+        held = self._queue.queue_bytes + self._taken_bytes
         if held and held + size > self._bytes_max:
             raise queue_full("more bytes are waiting than the gateway holds")
         self._taken_bytes += size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.gateway.ingest.requests import Headers
+from headrace.http.headers import Headers
 from headrace.model.errors import RequestError
 
 __all__ = [

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from headrace.formats.bodies import BodyKind
 from headrace.gateway.admin.metrics import Metrics
-from headrace.gateway.ingest.bodies import BodyKind
 from headrace.gateway.ingest.committer import Committer
 from headrace.gateway.ingest.requests import EventsRequest, ProducerKey
 from headrace.log.contract import Appended, Group

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.formats.bodies import BodyKind
 from headrace.gateway.admin.clock_offset import PRODUCERS_MAX, ClockOffsets
-from headrace.gateway.ingest.bodies import BodyKind
 from headrace.gateway.ingest.decoding import StreamDecoder, StreamRows
 from headrace.gateway.ingest.requests import EventsRequest, read_sent_at
 from headrace.log.contract import QUALITIES, stored_schema

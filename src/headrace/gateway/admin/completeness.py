@@ -32,11 +32,10 @@ from headrace.model.definitions import Project, Stream
 from headrace.model.moments import moment_text
 from headrace.model.settings import Settings
 
-__all__ = ["PRODUCERS_MAX", "ProducerWatch"]
+__all__ = ["ProducerWatch"]
 
 logger = logging.getLogger("headrace.gateway")
 
-PRODUCERS_MAX = 500  # in one page
 LOOK_SECONDS = 0.5
 TELL_SECONDS_MAX = 5.0
 

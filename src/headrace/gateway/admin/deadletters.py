@@ -22,7 +22,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from headrace.gateway.ingest.bodies import BodyKind
+from headrace.formats.bodies import BodyKind
 from headrace.gateway.ingest.commit_group import Draft, GroupBuilder, receipt_key
 from headrace.gateway.ingest.decoding import StreamDecoder, StreamRows
 from headrace.gateway.ingest.requests import EventsRequest

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from headrace.gateway.ingest.requests import PRODUCER_CHARACTERS_MAX, SEQUENCE_MAX
+from headrace.http.limits import PRODUCER_CHARACTERS_MAX, SEQUENCE_MAX
 from headrace.log.contract import Group, LogWriter, accept_note, retire_note
 from headrace.model.errors import RequestError
 

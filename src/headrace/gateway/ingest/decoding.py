@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.formats.arrow_stream import ArrowDecoder, row_as_json
+from headrace.formats.bodies import BodyKind, check_not_compressed, frame_records, inflate
 from headrace.formats.cloudevents import frame_cloudevents, with_event_time
 from headrace.formats.json_batch import RECORDS_ONE_BY_ONE_MAX, JsonDecoder
-from headrace.gateway.ingest.bodies import BodyKind, check_not_compressed, frame_records, inflate
 from headrace.gateway.ingest.requests import EventsRequest
 from headrace.gateway.ingest.times import EventTimes
 from headrace.model.definitions import Stream

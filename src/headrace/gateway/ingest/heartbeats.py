@@ -20,7 +20,7 @@ import msgspec
 from headrace.formats.json_record import RecordError, read_timestamp
 from headrace.gateway.ingest.committer import Committer
 from headrace.gateway.ingest.partitioning import partition_of_text
-from headrace.gateway.ingest.requests import PRODUCER_CHARACTERS_MAX
+from headrace.http.limits import PRODUCER_CHARACTERS_MAX
 from headrace.http.problems import unknown_stream
 from headrace.log.contract import (
     Advance,

@@ -10,8 +10,15 @@ from typing import Protocol
 
 import msgspec
 
+from headrace.formats.bodies import BodyKind
 from headrace.formats.json_record import TIMESTAMP_MAXIMUM, RecordError, read_timestamp
-from headrace.gateway.ingest.bodies import BodyKind
+from headrace.http.headers import Headers
+from headrace.http.limits import (
+    ERRORS_LISTED_MAX,
+    IDEMPOTENCY_KEY_CHARACTERS_MAX,
+    PRODUCER_CHARACTERS_MAX,
+    SEQUENCE_MAX,
+)
 from headrace.http.problems import Response
 from headrace.model.errors import RequestError
 
@@ -25,37 +32,8 @@ __all__ = [
     "with_covers",
 ]
 
-IDEMPOTENCY_KEY_CHARACTERS_MAX = 255
-PRODUCER_CHARACTERS_MAX = 128
-SEQUENCE_MAX = 2**62
-ERRORS_LISTED_MAX = 100
 JSON_HEADERS = [("content-type", "application/json")]
 RETRIED_HEADERS = [*JSON_HEADERS, ("headrace-retried", "true")]
-
-
-class Headers(dict[str, str]):
-    """Header fields by lower-case name; equal names are joined by commas. A value that is not
-    ASCII can only be asked for with `in`: `get` gives the default."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._unreadable: set[str] = set()
-
-    def add(self, name: bytes, value: bytes) -> None:
-        key = name.decode("latin-1").lower()
-        try:
-            text = value.decode("ascii")
-        except UnicodeDecodeError:
-            self._unreadable.add(key)
-            self.pop(key, None)
-            return
-        if dict.__contains__(self, key):
-            text = f"{self[key]}, {text}"
-        if not self._unreadable or key not in self._unreadable:
-            self[key] = text
-
-    def __contains__(self, key: object) -> bool:
-        return dict.__contains__(self, key) or key in self._unreadable
 
 
 class Reply(Protocol):

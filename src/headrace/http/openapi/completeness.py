@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.gateway.admin.completeness import PRODUCERS_MAX
-from headrace.gateway.ingest.requests import SEQUENCE_MAX
+from headrace.http.limits import PRODUCERS_LISTED_MAX, SEQUENCE_MAX
 from headrace.http.openapi.parts import answer, operation, parameter, problems, reference
 from headrace.http.openapi.schemas import Json
 
@@ -11,7 +10,7 @@ __all__ = ["completeness_paths"]
 
 
 def completeness_paths() -> Json:
-    limit = {"type": "integer", "minimum": 1, "maximum": PRODUCERS_MAX}
+    limit = {"type": "integer", "minimum": 1, "maximum": PRODUCERS_LISTED_MAX}
     stream = parameter("stream", {"type": "string"}, "The stream.", place="path", required=True)
     number = {"type": ["integer", "null"], "minimum": 0, "maximum": SEQUENCE_MAX - 1}
     producer: Json = {"producer": {"type": "string", "minLength": 1}}

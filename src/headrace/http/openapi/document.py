@@ -9,7 +9,7 @@ from functools import lru_cache
 
 import msgspec
 
-from headrace.gateway.ingest.requests import (
+from headrace.http.limits import (
     IDEMPOTENCY_KEY_CHARACTERS_MAX,
     PRODUCER_CHARACTERS_MAX,
     SEQUENCE_MAX,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headrace.gateway.admin.completeness import PRODUCERS_MAX
-from headrace.gateway.ingest.requests import ERRORS_LISTED_MAX
+from headrace.http.limits import ERRORS_LISTED_MAX, PRODUCERS_LISTED_MAX
 from headrace.log.contract import GAPS_MAX, LINES_MAX
 
 __all__ = ["Json", "openapi_schemas"]
@@ -165,7 +164,7 @@ def _completeness() -> Json:
         {
             "stream": text,
             "summary": _object({**whole, **counted, "text": text}),
-            "producers": {"type": "array", "items": producer, "maxItems": 2 * PRODUCERS_MAX},
+            "producers": {"type": "array", "items": producer, "maxItems": 2 * PRODUCERS_LISTED_MAX},
             "next_after": text_or_null,
         }
     )

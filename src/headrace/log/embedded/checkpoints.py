@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 
 from headrace.log.embedded.frames import replace_file
-from headrace.log.embedded.watermark_origin import WatermarkOriginRecord
 from headrace.log.sequences.event_sequence_streams import EventSequenceRecord
 from headrace.log.sequences.producer_sequences import LineRecord
 from headrace.log.sequences.producers import WriterRecord
+from headrace.log.sequences.watermark_origin import WatermarkOriginRecord
 from headrace.model.errors import LogCorruptError
 
 __all__ = ["Checkpoint", "Checkpoints"]

@@ -34,7 +34,7 @@ from headrace.log.embedded.layout import LETTERS_SLOT, RESOLVED_SLOT, StreamLayo
 from headrace.log.embedded.receipts import encode_receipt
 from headrace.log.embedded.retention import Keeper
 from headrace.log.embedded.segment_reading import shared_files
-from headrace.log.embedded.watermark_origin import Place
+from headrace.log.sequences.watermark_origin import Place
 from headrace.model.completeness import WatermarkOrigin
 from headrace.model.definitions import Stream
 from headrace.model.errors import LogError, LogOffsetError

@@ -21,9 +21,9 @@ from headrace.log.contract import (
     ProducerRange,
     ProducerReport,
 )
-from headrace.log.embedded.watermark_origin import WatermarkOrigins
 from headrace.log.sequences.event_sequence_streams import EventSequenceStreams
 from headrace.log.sequences.producer_sequences import LineRecord, NumberLine
+from headrace.log.sequences.watermark_origin import WatermarkOrigins
 from headrace.model.errors import ProducerGapsError
 
 __all__ = ["Producers", "WriterRecord"]

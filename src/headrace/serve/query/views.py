@@ -80,9 +80,8 @@ async def read_view(services: Services, request: Request, name: str) -> Response
             )
         table: pa.Table = page.table
         freshness = progress.at(page.freshness)
-        return encode(
-            Answer(table.schema, table.to_batches(), freshness, page.next_cursor), media_type
-        )
+        answer = Answer(table.schema, table.to_batches(), freshness, page.next_cursor)
+        return Response(200, *encode(answer, media_type))
 
     async with _covering(services, request, wanted, views) as seconds:
         return await services.reads.run(read, seconds)
@@ -148,7 +147,7 @@ async def run_sql(services: Services, request: Request, name: str) -> Response:
         with services.querying():
             result = services.store.query(sql)
         answer = Answer(result.schema, _closing(result), progress.at(result.freshness))
-        return encode(answer, media_type)
+        return Response(200, *encode(answer, media_type))
 
     async with _covering(services, request, wanted, views) as seconds:
         return await services.queries.run(run, seconds)

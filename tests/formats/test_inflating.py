@@ -9,7 +9,7 @@ import time
 import pyarrow as pa
 import pytest
 
-from headrace.gateway.ingest.bodies import GZIP_MEMBERS_MAX, inflate
+from headrace.formats.bodies import GZIP_MEMBERS_MAX, inflate
 from headrace.model.errors import RequestError
 
 NOTE = b'{"text":"x"}'

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 import pytest
+from holes import HolesReader, HolesWriter
 
 from headrace.log.contract import (
     NO_EVENT_TIME,
@@ -83,6 +84,19 @@ def read_ids(reader: LogReader, stream: str, partition: int) -> list[int]:
     ]
 
 
+def places(reader: LogReader, stream: str, partition: int) -> list[int]:
+    """The offset of each event that the log holds, and behind them the end."""
+    start, end = reader.starts(stream)[partition], reader.ends(stream)[partition]
+    found = reader.read(stream, partition, start, end, [])
+    return [*(int(o) for piece in found for o in piece.offsets), end]
+
+
+def rows(reader: LogReader, stream: str) -> tuple[int, ...]:
+    """How many events each partition holds."""
+    bounds = zip(reader.starts(stream), reader.ends(stream), strict=True)
+    return tuple(reader.rows_of(stream, p, *both) for p, both in enumerate(bounds))
+
+
 class Backend(Protocol):
     """What a backend must offer to be put under the conformance suite."""
 
@@ -112,6 +126,16 @@ class EmbeddedBackend:
     def close(self) -> None:
         for item in self.opened:
             item.close()
+
+
+class HolesBackend(EmbeddedBackend):
+    """The same log with holes between its offsets: it shows what the contract leaves open."""
+
+    def writer(self, streams: Sequence[Stream], **settings: Any) -> Any:
+        return HolesWriter(super().writer(streams, **settings))
+
+    def reader(self, streams: Sequence[Stream]) -> Any:
+        return HolesReader(super().reader(streams))
 
 
 class NaiveLines:
@@ -187,7 +211,10 @@ class NaiveLines:
         )
 
 
-BACKENDS: dict[str, Callable[[Path], EmbeddedBackend]] = {"embedded": EmbeddedBackend}
+BACKENDS: dict[str, Callable[[Path], EmbeddedBackend]] = {
+    "embedded": EmbeddedBackend,
+    "with holes": HolesBackend,
+}
 
 
 @pytest.fixture(params=sorted(BACKENDS))
@@ -213,6 +240,8 @@ class Shop:
     batch: Callable[..., pa.RecordBatch] = make_batch
     to: Callable[..., PartitionBatch] = to_partition
     ids: Callable[..., list[int]] = read_ids
+    places: Callable[..., list[int]] = places
+    rows: Callable[..., tuple[int, ...]] = rows
     backend: type[EmbeddedBackend] = EmbeddedBackend
     naive_lines: type[NaiveLines] = NaiveLines
 

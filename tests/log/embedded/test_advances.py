@@ -41,28 +41,27 @@ def test_an_advance_takes_no_offset_and_stands_before_the_next_event(
     assert reader.maxima("transactions") == (NO_EVENT_TIME,) * 3
     writer.append(timed(shop, stream, 0, [100, 50]))
     writer.append(Group(advances=(advance(0, 500, "heartbeat", "p-1"), advance(2, 170))))
-    assert reader.ends("transactions") == (2, 0, 0)
+    assert shop.rows(reader, "transactions") == (2, 0, 0)
     assert reader.maxima("transactions") == (500, NO_EVENT_TIME, 170)
-    assert [reader.maximum("transactions", 0, offset) for offset in range(3)] == [
-        NO_EVENT_TIME,
-        100,
-        500,
-    ]
+    places = shop.places(reader, "transactions", 0)
+    ended = places[-1]
+    assert [reader.maximum("transactions", 0, o) for o in places] == [NO_EVENT_TIME, 100, 500]
     writer.append(timed(shop, stream, 2, [60, 600]))
-    assert reader.maximum("transactions", 0, 2) == 500
-    assert reader.maximum("transactions", 0, 3) == 500
-    assert reader.maximum("transactions", 0, 4) == 600
-    (piece,) = reader.read("transactions", 0, 0, 4)
+    places = shop.places(reader, "transactions", 0)
+    maxima = [reader.maximum("transactions", 0, offset) for offset in places]
+    assert maxima == [NO_EVENT_TIME, 100, 500, 500, 600]
+    end = places[-1]
+    (piece,) = reader.read("transactions", 0, 0, end)
     assert (piece.maximum_before, piece.maxima) == (NO_EVENT_TIME, ((2, 500),))
-    (piece,) = reader.read("transactions", 0, 1, 4)
+    (piece,) = reader.read("transactions", 0, places[1], end)
     assert (piece.maximum_before, piece.maxima) == (100, ((1, 500),))
-    (piece,) = reader.read("transactions", 0, 2, 4)
+    (piece,) = reader.read("transactions", 0, places[2], end)
     assert (piece.maximum_before, piece.maxima) == (500, ())
     assert shop.ids(reader, "transactions", 0) == [0, 1, 2, 3]
-    assert list(reader.advances("transactions", 0, 0, 4)) == [
-        replace(advance(0, 500, "heartbeat", "p-1"), offset=2, position=1)
+    assert list(reader.advances("transactions", 0, 0, end)) == [
+        replace(advance(0, 500, "heartbeat", "p-1"), offset=ended, position=1)
     ]
-    assert list(reader.advances("transactions", 0, 3, 4)) == []
+    assert list(reader.advances("transactions", 0, places[3], end)) == []
 
 
 def test_a_partition_that_begins_later_begins_where_the_least_advanced_one_is(
@@ -79,16 +78,18 @@ def test_a_partition_that_begins_later_begins_where_the_least_advanced_one_is(
     writer.append(Group((to(0, 0, [100, 50]), to(2, 2, [70]))))  # all at once: nobody is ahead
     assert reader.maximum("transactions", 2, 0) == NO_EVENT_TIME
     writer.append(Group((to(2, 3, [300]), to(1, 4, [10, 90]), to(1, 6, [60]))))
-    assert [reader.maximum("transactions", 1, offset) for offset in range(4)] == [70, 70, 90, 90]
-    (piece,) = reader.read("transactions", 1, 0, 3)
+    places = shop.places(reader, "transactions", 1)
+    assert [reader.maximum("transactions", 1, offset) for offset in places] == [70, 70, 90, 90]
+    (piece,) = reader.read("transactions", 1, 0, places[-1])
     assert (piece.maximum_before, piece.maxima) == (70, ())
     expected = replace(advance(1, 70, "first"), offset=0, position=1)
-    assert list(reader.advances("transactions", 1, 0, 3)) == [expected]
+    assert list(reader.advances("transactions", 1, 0, places[-1])) == [expected]
     writer.append(Group((to(1, 7, [20]),)))
-    assert list(reader.advances("transactions", 1, 0, 4)) == [expected], "only once"
+    end = reader.ends("transactions")[1]
+    assert list(reader.advances("transactions", 1, 0, end)) == [expected], "only once"
     writer.close()
     writer = backend.writer([stream])
-    assert [reader.maximum("transactions", 1, offset) for offset in range(4)] == [70, 70, 90, 90]
+    assert [reader.maximum("transactions", 1, offset) for offset in places] == [70, 70, 90, 90]
     assert reader.maxima("transactions") == (100, 90, 300)
 
 
@@ -118,7 +119,7 @@ def test_advances_outside_the_stream_store_nothing(backend: Any, shop: Any) -> N
     for wrong in (advance(3, 5), Advance("unknown", 0, 5, "idle")):
         with pytest.raises(LogError):
             writer.append(Group((shop.to(stream, 0, 0, 3),), advances=(wrong,)))
-    assert reader.ends("transactions") == (0, 0, 0)
+    assert shop.rows(reader, "transactions") == (0, 0, 0)
     with pytest.raises(LogOffsetError):
         reader.maximum("transactions", 0, 1)
     with pytest.raises(LogOffsetError):
@@ -143,8 +144,9 @@ def test_advances_and_received_times_survive_reopening(
         assert reader.maxima("transactions") == (further - 1, 800)
         assert writer.received("transactions") == (77, NO_EVENT_TIME)
         writer.append(Group(advances=(advance(0, further),)))
+    before = reader.ends("transactions")[0]
     writer.append(timed(shop, stream, 2, [7]))
-    assert reader.maximum("transactions", 0, 2) == 902
+    assert reader.maximum("transactions", 0, before) == 902
 
 
 def test_retention_keeps_maximum_and_received_time(embedded: Any, shop: Any) -> None:
@@ -173,7 +175,8 @@ def test_an_advance_behind_what_a_reader_has_seen_is_not_lost(backend: Any, shop
     assert shop.ids(reader, "transactions", 0) == [0, 1]
     writer.append(Group(advances=(advance(0, 500),)))
     writer.append(timed(shop, stream, 2, [30]))
-    (piece,) = reader.read("transactions", 0, 1, 3)
+    _, second, _, end = shop.places(reader, "transactions", 0)
+    (piece,) = reader.read("transactions", 0, second, end)
     assert (piece.maximum_before, piece.maxima) == (10, ((1, 500),))
 
 

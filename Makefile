@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 SUITABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 UV ?= $(BIN)/uv
 
-.PHONY: help setup demo test test-long lint format bench clean lock
+.PHONY: help setup demo test test-long lint format bench lines clean lock
 
 help:
 	@echo "make setup   make $(VENV) with the locked dependencies"
@@ -22,6 +22,7 @@ help:
 	@echo "make lint    ruff and mypy"
 	@echo "make format  rewrite the sources in the one format"
 	@echo "make bench   measure, check the results, print one JSON line per figure"
+	@echo "make lines   count the lines of code in src, without comments, docstrings and blank lines"
 	@echo "make lock    write the lock files anew (needs uv)"
 	@echo "make clean   remove what make and the tests have made"
 
@@ -49,6 +50,9 @@ format: $(VENV)/.developed
 
 bench: $(VENV)/.installed
 	$(BIN)/headrace bench $(ARGS)
+
+lines: $(VENV)/.installed
+	@$(BIN)/python -m bench.lines
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse

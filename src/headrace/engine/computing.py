@@ -323,12 +323,14 @@ class Computer:
         waited = count_rows(view.running_plan.plan, tables[(view.name, None)])[2]
         return found, waited
 
-    def sided(self, done: Computed, view: LiveView) -> pa.Table | None:
+    def late_side_output(self, done: Computed, view: LiveView) -> pa.Table | None:
         late = done.late.get(view.name)
         if late is None:
             return None
         joined = done.joined.get(view.name, JoinedWindows())
-        return self._finder.sided(view.running_plan.plan, done.group.stream, late, joined)
+        return self._finder.late_side_output(
+            view.running_plan.plan, done.group.stream, late, joined
+        )
 
     def _plan(self, stream: Stream, views: Sequence[LiveView]) -> PreparedPlan:
         key = _plan_key(stream, views)

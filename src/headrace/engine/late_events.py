@@ -54,7 +54,7 @@ class LateFinder:
         found = self._event_query.ask(stream, main, is_aside, own, ranges, annotations_file)
         return with_beyond(found, stream)
 
-    def sided(
+    def late_side_output(
         self, plan: ViewPlan, stream: Stream, late: pa.Table, joined: JoinedWindows
     ) -> pa.Table | None:
         """What is kept of the late events that are set aside: the event, and each window it

@@ -109,7 +109,7 @@ class Writes:
             counts=view_counts(view, done, len(dead)),
             watermark_microseconds=watermark,
             dead=dead,
-            sided=self._computer.sided(done, view),
+            sided=self._computer.late_side_output(done, view),
             dropped=dropped,
             dropped_for="late" if view.stream.late_policy is LatePolicy.DROP else "decided",
             settled=settled,

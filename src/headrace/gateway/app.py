@@ -18,7 +18,7 @@ import msgspec
 
 from headrace.formats.bodies import BodyKind, body_kind, check_encoding
 from headrace.formats.cloudevents import binary_key, is_binary
-from headrace.gateway.admin.combined_answers import Joined
+from headrace.gateway.admin.combined_answers import CombinedAnswers
 from headrace.gateway.admin.completeness import ProducerWatch
 from headrace.gateway.admin.deadletters import LIST_MAX, DeadLetters
 from headrace.gateway.admin.metrics import Metrics
@@ -86,7 +86,7 @@ class GatewayApp:
         self._access = access
         self._committer = committer
         self._proxy = proxy
-        self._joined = Joined(proxy)
+        self._combined_answers = CombinedAnswers(proxy)
         self._metrics = metrics
         self.room = BodyRoom(settings.gateway.queue_bytes_max, committer)
         self._request_bytes_max = settings.gateway.request_bytes_max
@@ -359,15 +359,15 @@ class GatewayApp:
         return 200, JSON_HEADERS, msgspec.json.encode({"streams": streams})
 
     async def _status(self, request: Incoming) -> Response:
-        status = await self._joined.document("/v1/status", self._state.gateway)
+        status = await self._combined_answers.document("/v1/status", self._state.gateway)
         return 200, JSON_HEADERS, msgspec.json.encode(status)
 
     async def _ledger(self, request: Incoming) -> Response:
-        sums = await self._joined.document("/v1/ledger", self._state.ledger)
+        sums = await self._combined_answers.document("/v1/ledger", self._state.ledger)
         return 200, JSON_HEADERS, msgspec.json.encode(sums)
 
     async def _show_metrics(self, request: Incoming) -> Response:
-        text = await self._joined.metrics(self._metrics)
+        text = await self._combined_answers.metrics(self._metrics)
         return 200, [("content-type", "text/plain; version=0.0.4; charset=utf-8")], text
 
     async def _healthz(self, request: Incoming) -> Response:
@@ -381,7 +381,7 @@ class GatewayApp:
         await self._healthz(request)
         if self.is_draining:
             raise _stopping()
-        await self._joined.require_started()
+        await self._combined_answers.require_started()
         return 200, JSON_HEADERS, b'{"state":"ready"}'
 
     async def _openapi(self, request: Incoming) -> Response:

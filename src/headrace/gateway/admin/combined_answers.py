@@ -12,12 +12,12 @@ from headrace.gateway.admin.metrics import Metrics
 from headrace.gateway.admin.proxy import EngineAway, EngineProxy
 from headrace.model.errors import RequestError
 
-__all__ = ["Joined"]
+__all__ = ["CombinedAnswers"]
 
 ENGINE_ANSWER_SECONDS_MAX = 2.0
 
 
-class Joined:
+class CombinedAnswers:
     """The gateway's part is given also while there is no engine."""
 
     def __init__(self, proxy: EngineProxy) -> None:

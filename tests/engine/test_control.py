@@ -38,6 +38,12 @@ def _halted() -> Any:
     )
 
 
+def _failed() -> Any:
+    view = _halted()
+    view.halt, view.status = None, ViewStatus("failed", "of its own accord")
+    return view
+
+
 def test_a_late_event_is_decided_once_however_many_ticks_come_between() -> None:
     control = _control({})
     control.set_views([_halted()], 1)
@@ -49,6 +55,26 @@ def test_a_late_event_is_decided_once_however_many_ticks_come_between() -> None:
     ((decisions, answer),) = control.take_decisions()
     assert [(d.offset, d.decision) for d in decisions] == [(7, "apply")]
     assert answer is recorded
+
+
+def test_a_view_stands_still_until_something_is_done_about_it() -> None:
+    control = _control({})
+    assert control.standstill("hourly") is None  # not open yet
+    control.set_views([_halted()], 1)
+    assert control.standstill("hourly") == ViewStatus("halted", "event 7 is late")
+    control.resume("readings", "apply")
+    control.set_views([_halted()], 2)  # before the decision is taken
+    assert control.standstill("hourly") is None
+    control.take_decisions()
+    control.set_views([_failed()], 3)
+    assert control.standstill("hourly") == ViewStatus("failed", "of its own accord")
+    control.rebuild("hourly")
+    control.set_views([_failed()], 4)
+    assert control.standstill("hourly") is None
+    assert control.take_rebuilds() == {"hourly"}
+    assert control.standstill("hourly") is None  # it is being emptied just now
+    control.set_views([_failed()], 5)
+    assert control.standstill("hourly") == ViewStatus("failed", "of its own accord")
 
 
 def test_whoever_asked_may_leave_before_the_answer() -> None:

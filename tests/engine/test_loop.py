@@ -147,6 +147,7 @@ def test_a_view_that_keeps_failing_stops_alone_and_says_so(
     rig.settle()
     status = rig.control.status().views
     assert status["risky"].state == "failed"
+    assert rig.control.standstill("risky").state == "failed"
     assert "DIVIDE_BY_ZERO" in status["risky"].detail
     assert status["income"].state == "live"
     assert sum(row["payments"] for row in rig.rows("income")) == 20

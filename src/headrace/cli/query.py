@@ -14,7 +14,7 @@ from headrace.model.errors import RefusedError
 
 __all__ = ["command", "freshness_line"]
 
-WAIT_SECONDS_MAX = 60.0
+WAIT_SECONDS_MAX = 60.0  # no more than the server allows
 SILENT_SECONDS = 1.0  # so long it waits without a word
 PAUSE_SECONDS = 0.2
 _PATH = "/v1/sql"

@@ -16,8 +16,8 @@ import msgspec
 
 from headrace.client.calls import Call
 from headrace.client.outbox import Batch, Quarantined, Refused, Retry, Stored
-from headrace.client.own_writes import WAIT_SECONDS_MAX
 from headrace.client.retry import RETRIED_STATUSES, pause_seconds, refused, retry_after_seconds
+from headrace.model.covers import WAIT_SECONDS_MAX
 from headrace.model.errors import ClientError, UnreachableError
 
 __all__ = ["Callbacks", "Connection", "Trying"]

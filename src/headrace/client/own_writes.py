@@ -7,9 +7,7 @@ from collections.abc import Iterable
 from headrace.model.covers import CHARACTERS_MAX, COVERS_NOW, Covers
 from headrace.model.errors import CoversError
 
-__all__ = ["WAIT_SECONDS_MAX", "merged_token"]
-
-WAIT_SECONDS_MAX = 60.0  # the server lets a query wait no longer; it is asked again then
+__all__ = ["merged_token"]
 
 
 def merged_token(tokens: Iterable[str]) -> str:

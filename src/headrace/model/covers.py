@@ -19,10 +19,19 @@ import msgspec
 
 from headrace.model.errors import CoversError
 
-__all__ = ["CHARACTERS_MAX", "COVERS_NOW", "Covers", "Ends"]
+__all__ = [
+    "CHARACTERS_MAX",
+    "COVERS_NOW",
+    "WAIT_SECONDS",
+    "WAIT_SECONDS_MAX",
+    "Covers",
+    "Ends",
+]
 
 COVERS_NOW = "now"  # in place of a token: whatever the log holds when the query comes
 CHARACTERS_MAX = 16_384
+WAIT_SECONDS = 30.0  # that a query waits for what it is to cover, if it does not say
+WAIT_SECONDS_MAX = 60.0  # that it may say
 VERSION = "1"
 _CHECKSUM_BYTES = 4
 _HINT = "give the token as an answer to POST /v1/events gave it, or covers=now"

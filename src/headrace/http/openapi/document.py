@@ -18,6 +18,7 @@ from headrace.http.openapi.completeness import completeness_paths
 from headrace.http.openapi.late import late_paths, ledger_paths
 from headrace.http.openapi.parts import answer, operation, parameter, problems, reference
 from headrace.http.openapi.schemas import Json, openapi_schemas
+from headrace.model.covers import WAIT_SECONDS, WAIT_SECONDS_MAX
 
 __all__ = ["openapi_body", "openapi_document"]
 
@@ -213,7 +214,12 @@ def _dead_letter_paths() -> Json:
 
 def _covers_parameters() -> list[Json]:
     token = {"type": "string"}
-    seconds = {"type": "number", "minimum": 0, "maximum": 60, "default": 30}
+    seconds = {
+        "type": "number",
+        "minimum": 0,
+        "maximum": WAIT_SECONDS_MAX,
+        "default": WAIT_SECONDS,
+    }
     return [
         parameter(
             "covers",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-from headrace.model.covers import COVERS_NOW, Covers, Ends
+from headrace.model.covers import COVERS_NOW, WAIT_SECONDS, WAIT_SECONDS_MAX, Covers, Ends
 from headrace.model.errors import CoversError, QueryError, RequestError
 from headrace.serve.operate.control import Control
 from headrace.serve.requests import Receive, Request
@@ -23,8 +23,6 @@ from headrace.store.contract import CatalogEntry, Store
 
 __all__ = ["COVERS_PARAMETERS", "Coverage", "Reached", "Wanted", "read_wanted"]
 
-WAIT_SECONDS = 30.0
-WAIT_SECONDS_MAX = 60.0
 WAITING_MAX = 256
 COVERS_HEADER = "headrace-covers"
 COVERS_PARAMETERS = ("covers", "wait_seconds")

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import hypothesis
 import pytest
+from waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -195,15 +196,6 @@ def run_beside(*works: Callable[[], object]) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def beside() -> Callable[..., contextlib.AbstractContextManager[None]]:
     return run_beside
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 180.0) -> None:
-    """A deadline that only a fault reaches: a machine half as fast with a busy neighbour does
-    not."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {seconds:g} s in vain"
-        time.sleep(0.005)
 
 
 @pytest.fixture(scope="session")

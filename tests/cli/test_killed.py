@@ -9,14 +9,14 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
-from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
+from waiting import wait_until
 
 import headrace
 from headrace.client.outbox import Limits
@@ -27,6 +27,7 @@ BATCH_EVENTS = 400
 UNSEEN_EVENTS_MAX = 8_000
 USERS = 20
 WAIT_SECONDS_MAX = 600.0
+until = partial(wait_until, seconds=WAIT_SECONDS_MAX, look_seconds=0.2)
 
 DEFINITIONS = """
 CREATE STREAM payments (
@@ -93,13 +94,6 @@ class _Project:
         self.process.wait()
 
 
-def _until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {WAIT_SECONDS_MAX} s for {what}"
-        time.sleep(0.2)
-
-
 def _event(number: int) -> dict[str, object]:
     seconds, rest = divmod(number, 1_000)
     minute, second = divmod(seconds, 60)
@@ -153,7 +147,7 @@ def test_killed_in_parts_and_as_a_whole_it_is_exact(tmp_path: Path) -> None:
     project.start()
     with contextlib.ExitStack() as opened:
         opened.callback(project.kill_all)
-        _until((tmp_path / ".headrace/run/engine.json").exists, "the engine")
+        until((tmp_path / ".headrace/run/engine.json").exists, "the engine")
         sender = _Sender(project.url)
         reader = opened.enter_context(headrace.Client(project.url))
         opened.callback(sender.ended.set)
@@ -165,7 +159,7 @@ def test_killed_in_parts_and_as_a_whole_it_is_exact(tmp_path: Path) -> None:
 
         def goes_on(what: str) -> None:
             sent = sender.sent
-            _until(lambda: events_in_views() > sent, what)
+            until(lambda: events_in_views() > sent, what)
 
         goes_on("events in the views")
         engine, gateway = project.pid("engine"), project.pid("gateway")
@@ -173,7 +167,7 @@ def test_killed_in_parts_and_as_a_whole_it_is_exact(tmp_path: Path) -> None:
         assert project.ping() == 1, "the gateway accepts while the engine is away"
         assert project.engine_state() != "live"
         goes_on("events after the engine was killed")
-        _until(lambda: project.engine_state() == "live", "a live engine")
+        until(lambda: project.engine_state() == "live", "a live engine")
         assert project.pid("engine") != engine
         assert project.pid("gateway") == gateway
         psutil.Process(project.pid("gateway")).kill()
@@ -185,7 +179,7 @@ def test_killed_in_parts_and_as_a_whole_it_is_exact(tmp_path: Path) -> None:
         sender.join(WAIT_SECONDS_MAX)
         assert not sender.is_alive()
         assert sender.failure is None
-        _until(lambda: _events_in_views(reader) >= sender.sent, "the last events")
+        until(lambda: _events_in_views(reader) >= sender.sent, "the last events")
         _check(reader, sender.sent)
 
 

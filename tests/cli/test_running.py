@@ -7,7 +7,6 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_until
 
 from headrace.demo.background_project import BackgroundProject
 
@@ -37,6 +37,7 @@ CREATE MATERIALIZED VIEW counted AS
 SELECT window.start AS since, count(*) AS readings
 FROM metered GROUP BY window(at, '10 seconds');
 """
+until = partial(wait_until, look_seconds=0.1)
 QUERIES = 700  # more than the connections the gateway may have to the engine
 
 
@@ -69,13 +70,6 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     yield started
     if started.is_up:
         started.stop()
-
-
-def _until(condition: Callable[[], bool], seconds: float = 180) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
 
 
 def _sent(up: Up, body: bytes) -> dict[str, Any]:
@@ -141,7 +135,7 @@ def test_what_is_missing_and_who_is_silent_is_said_in_words(
         freshness: dict[str, Any] = headrace(*query, "--json").document["freshness"]
         return freshness
 
-    _until(lambda: "silent" in said()["text"] and not said()["pending_events"])
+    until(lambda: "silent" in said()["text"] and not said()["pending_events"])
     assert (said()["missing_events"], said()["silent_producers"]) == (3, ["sensor-7"])
     words = r"final up to (\S+ )?\d\d:\d\d:\d\d; sensor-7 silent for \d+ s; 3 events missing"
     assert re.fullmatch(words, said()["text"])
@@ -156,7 +150,7 @@ def test_what_is_missing_and_who_is_silent_is_said_in_words(
     shown = headrace("completeness", *where).out
     assert re.search(r"sensor-7 │ +0 │ 1–6 +│ +3 │ +0 │ 3–5 ", shown), shown
     _read(up, 3, 3)
-    _until(lambda: said()["missing_events"] == 0 and said()["silent_producers"] == [])
+    until(lambda: said()["missing_events"] == 0 and said()["silent_producers"] == [])
     filled = headrace("completeness", "readings", *where)
     assert "late fills" in filled.out
     assert filled.code == 0
@@ -194,7 +188,7 @@ def test_the_ledger_holds_and_nothing_waits_for_a_decision(
     up: Up, headrace: Callable[..., Any]
 ) -> None:
     where = ("--project", up.folder)
-    _until(lambda: _caught_up(headrace, where))
+    until(lambda: _caught_up(headrace, where))
     shown = headrace("ledger", *where, "--json")
     assert shown.code == 0, shown.out
     sums = shown.document
@@ -211,7 +205,7 @@ def test_the_ledger_holds_and_nothing_waits_for_a_decision(
 def test_rebuild_gives_the_same_view(up: Up, headrace: Callable[..., Any]) -> None:
     where = ("--project", up.folder)
     sql = "SELECT count(*) AS n, sum(income) AS income FROM income"
-    _until(lambda: _caught_up(headrace, where))
+    until(lambda: _caught_up(headrace, where))
     before = headrace("query", sql, *where, "--json").document["rows"]
     assert headrace("rebuild", "income", *where).code == 0
 
@@ -219,7 +213,7 @@ def test_rebuild_gives_the_same_view(up: Up, headrace: Callable[..., Any]) -> No
         answer = headrace("query", sql, *where, "--json")  # refused while the view is away
         return answer.code == 0 and answer.document["rows"] == before
 
-    _until(is_filled)
+    until(is_filled)
     assert headrace("rebuild", "nothing", *where).code == 2
 
 
@@ -285,7 +279,7 @@ def test_a_stream_halts_and_every_decision_is_taken_once_and_accounted_for(
 ) -> None:
     meter = Meter(up, headrace)
     meter.send(1, 30, 2, 31, 3, 4, 32)  # 2, 3 and 4 are late for the first window
-    _until(lambda: meter.is_halted_at(2))
+    until(lambda: meter.is_halted_at(2))
     shown = meter.run("status")
     assert shown.code == 1
     assert "metered is halted (counted): " in shown.out
@@ -296,11 +290,11 @@ def test_a_stream_halts_and_every_decision_is_taken_once_and_accounted_for(
     assert "stands" not in meter.run("query", "SELECT * FROM counted", "--now").err
 
     for offset, decision in ((2, "--apply"), (4, "--side"), (5, "--drop")):
-        _until(partial(meter.is_halted_at, offset))
+        until(partial(meter.is_halted_at, offset))
         said = meter.run("resume", "metered", decision)
         assert said.code == 0, said.err
         assert f"event {offset} of partition 0 of metered" in said.out
-    _until(meter.is_done)
+    until(meter.is_done)
     assert meter.run("resume", "metered", "--drop").code == 2
     assert meter.first_window() == (2, 1)
 
@@ -310,7 +304,7 @@ def test_a_stream_halts_and_every_decision_is_taken_once_and_accounted_for(
     assert taken == [(2, "apply"), (4, "side"), (5, "drop")]
 
     assert meter.run("late", "apply", "metered", "--view", "counted").code == 0
-    _until(lambda: meter.first_window() == (3, 2))
+    until(lambda: meter.first_window() == (3, 2))
     late = meter.run("late", "list", "metered", "--json").document
     assert late["sided"] == [{"view": "counted", "aside": 0, "applied": 1}]
     sums = meter.run("ledger", "--json")

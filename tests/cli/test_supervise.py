@@ -7,18 +7,17 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from waiting import WAIT_SECONDS_MAX, wait_until
 
 from headrace.compile import load_project
 from headrace.log.embedded.backend import open_writer
 from headrace.model.settings import load_settings
 
 pytestmark = pytest.mark.contract
-WAIT_SECONDS_MAX = 120
 
 SUPERVISOR = """
 import os, sys
@@ -80,13 +79,6 @@ while True:
 """
 
 
-def _until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.02)
-
-
 class Run:
     def __init__(
         self,
@@ -137,7 +129,7 @@ def _alive(pid: int) -> bool:
 
 def test_stops_the_first_before_the_second(tmp_path: Path, closing: Callable[..., Run]) -> None:
     run = closing(Run(tmp_path, STAY, STAY))
-    _until(lambda: run.pids("gateway") and run.pids("engine"), "both started")
+    wait_until(lambda: run.pids("gateway") and run.pids("engine"), "both started")
     run.process.send_signal(signal.SIGTERM)
     run.said()
     assert run.process.returncode == 0
@@ -150,10 +142,10 @@ def test_starts_again_what_was_killed_and_leaves_the_other_alone(
 ) -> None:
     (tmp_path / "ready").touch()
     run = closing(Run(tmp_path, STAY, STAY))
-    _until(lambda: run.pids("gateway") and run.pids("engine"), "both started")
+    wait_until(lambda: run.pids("gateway") and run.pids("engine"), "both started")
     for times in (1, 2, 3):
         os.kill(run.pids("engine")[-1], signal.SIGKILL)
-        _until(lambda: len(run.pids("engine")) > times, "the engine is back")  # noqa: B023
+        wait_until(lambda: len(run.pids("engine")) > times, "the engine is back")  # noqa: B023
     assert len(run.pids("gateway")) == 1
     run.process.send_signal(signal.SIGINT)
     said = run.said()
@@ -213,7 +205,7 @@ def test_changed_columns_are_a_mistake_that_is_not_tried_again(tmp_path: Path) -
 def test_one_that_will_not_end_is_killed(tmp_path: Path, closing: Callable[..., Run]) -> None:
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)" + STAY
     run = closing(Run(tmp_path, deaf, STAY, stop_seconds_max=3))
-    _until(lambda: run.pids("gateway") and run.pids("engine"), "both started")
+    wait_until(lambda: run.pids("gateway") and run.pids("engine"), "both started")
     run.process.send_signal(signal.SIGTERM)
     assert "the gateway did not end in time and is killed" in run.said()
     assert run.journal()[-1][:2] == ["engine", "ended"]
@@ -228,12 +220,12 @@ inner = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]
 (folder / "grandchild").write_text(str(inner.pid))
 """
     run = closing(Run(tmp_path, LIFELINE + grandchild + STAY, LIFELINE + STAY))
-    _until(lambda: run.pids("gateway") and run.pids("engine"), "both started")
+    wait_until(lambda: run.pids("gateway") and run.pids("engine"), "both started")
     everyone = [*run.pids("gateway"), *run.pids("engine")]
     everyone.append(int((tmp_path / "grandchild").read_text()))
     assert all(map(_alive, everyone))
     run.process.kill()
-    _until(lambda: not any(map(_alive, everyone)), "all have gone")
+    wait_until(lambda: not any(map(_alive, everyone)), "all have gone")
     assert run.process.stdout is not None
     run.process.stdout.close()
     run.process.wait()

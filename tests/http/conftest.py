@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from gateway_fixtures import (
-    eventually,
     make_gateway,
     make_transaction,
     shared_gateway,
     until_taken,
 )
 
-__all__ = ["eventually", "make_gateway", "make_transaction", "shared_gateway", "until_taken"]
+__all__ = ["make_gateway", "make_transaction", "shared_gateway", "until_taken"]

@@ -89,16 +89,14 @@ def test_binding_beyond_loopback_needs_tokens(tmp_path: Path, host: str, local: 
     assert Access(settings).has_tokens is True
 
 
-def test_scopes_over_http(
-    make_gateway: Callable[..., Any], eventually: Callable[..., None]
-) -> None:
+def test_scopes_over_http(make_gateway: Callable[..., Any], until: Callable[..., None]) -> None:
     gateway = make_gateway()
     settings = gateway.settings
     assert gateway.send(NOTE, "notes").status_code == 200
     ingest = create_token(settings, "ingest", ["ingest:notes"])
-    eventually(lambda: gateway.send(NOTE, "notes").status_code == 401)
+    until(lambda: gateway.send(NOTE, "notes").status_code == 401)
     everything = create_token(settings, "everything", ["ingest:*", "query", "admin", "sql"])
-    eventually(lambda: gateway.send(NOTE, "notes", bearer(everything)).status_code == 200)
+    until(lambda: gateway.send(NOTE, "notes", bearer(everything)).status_code == 200)
 
     missing = gateway.send(NOTE, "notes")
     assert missing.headers["www-authenticate"].startswith("Bearer")
@@ -117,7 +115,7 @@ def test_scopes_over_http(
         assert gateway.client.get(path).status_code == 200
 
     revoke_token(settings, "ingest")
-    eventually(lambda: gateway.send(NOTE, "notes", bearer(ingest)).status_code == 401)
+    until(lambda: gateway.send(NOTE, "notes", bearer(ingest)).status_code == 401)
     settings.tokens_file.unlink()
     assert gateway.send(NOTE, "notes").status_code == 401  # a lost file opens nothing
     assert gateway.stop() == 0

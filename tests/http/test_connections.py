@@ -255,7 +255,7 @@ def test_a_refusal_is_seen_by_who_is_still_sending(shared_gateway: Any) -> None:
         assert (status, fields["connection"]) == (404, "close")
 
 
-def test_too_many_connections_are_told_so(few: Any, eventually: Callable[..., None]) -> None:
+def test_too_many_connections_are_told_so(few: Any, until: Callable[..., None]) -> None:
     held = [connect(few) for _ in range(3)]
     for sock in held:
         sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -272,7 +272,7 @@ def test_too_many_connections_are_told_so(few: Any, eventually: Callable[..., No
             sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             return read_answer(sock)[0] == 200
 
-    eventually(serves_again)
+    until(serves_again)
 
 
 @pytest.mark.parametrize(

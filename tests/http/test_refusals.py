@@ -155,7 +155,7 @@ CHUNK = b"d\r\n" + NOTE + b"\n\r\n"
 def test_a_chunked_body_that_is_cut_off_is_not_stored(
     small: Any,
     sent: list[bytes],
-    eventually: Callable[..., None],
+    until: Callable[..., None],
     until_taken: Callable[..., None],
 ) -> None:
     answered = small.client.get("/metrics").text
@@ -168,7 +168,7 @@ def test_a_chunked_body_that_is_cut_off_is_not_stored(
             cut.sendall(part)
             until_taken(cut)
     before = _refused(answered)
-    eventually(lambda: _refused(small.client.get("/metrics").text) > before)
+    until(lambda: _refused(small.client.get("/metrics").text) > before)
     assert small.stored("notes") == []
 
 
@@ -184,7 +184,7 @@ def test_a_chunked_body_is_stored_whole(make_gateway: Callable[..., Any]) -> Non
 
 
 def test_a_body_shorter_than_announced_is_not_stored(
-    small: Any, eventually: Callable[..., None]
+    small: Any, until: Callable[..., None]
 ) -> None:
     before = _refused(small.client.get("/metrics").text)
     with socket.create_connection(("127.0.0.1", small.port), timeout=20) as cut:
@@ -192,7 +192,7 @@ def test_a_body_shorter_than_announced_is_not_stored(
             b"POST /v1/events?name=notes HTTP/1.1\r\nhost: localhost\r\n"
             b"content-length: 50\r\n\r\n" + NOTE
         )
-    eventually(lambda: _refused(small.client.get("/metrics").text) > before)
+    until(lambda: _refused(small.client.get("/metrics").text) > before)
     assert small.stored("notes") == []
 
 
@@ -327,7 +327,7 @@ def test_a_second_gateway_and_a_taken_port_are_refused(
 
 
 def test_a_signal_ends_it_with_everything_answered(
-    make_gateway: Callable[..., Any], eventually: Callable[..., None]
+    make_gateway: Callable[..., Any], until: Callable[..., None]
 ) -> None:
     gateway = make_gateway()
     answers: list[int] = []
@@ -349,7 +349,7 @@ def test_a_signal_ends_it_with_everything_answered(
     with ThreadPoolExecutor(4) as pool:
         sending = [pool.submit(send) for _ in range(4)]
         try:
-            eventually(lambda: len(answers) >= 50)
+            until(lambda: len(answers) >= 50)
         finally:
             stopped = gateway.stop()
     for each in sending:

@@ -8,13 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from waiting import wait_until
 
 from headrace.compile import load_project
 from headrace.log.embedded.backend import open_reader
@@ -128,13 +128,6 @@ class Gateway:
         return status.get(stream, {"received": 0, "appended": 0, "retried": 0, "dead": 0})
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 180.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.005)
-
-
 @pytest.fixture(scope="session")
 def shared_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """For tests that do not mind what others have sent."""
@@ -184,8 +177,3 @@ def _kernel_address(host: str, port: int) -> str:
 @pytest.fixture
 def until_taken() -> Callable[[socket.socket], None]:
     return wait_until_taken
-
-
-@pytest.fixture
-def eventually() -> Callable[..., None]:
-    return wait_until

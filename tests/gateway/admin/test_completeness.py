@@ -254,7 +254,7 @@ def test_a_gateway_that_is_killed_counts_on(
 def test_who_brought_each_partition_where_it_is(
     make_gateway: Callable[..., Any],
     make_transaction: Callable[..., Any],
-    eventually: Callable[..., None],
+    until: Callable[..., None],
 ) -> None:
     gateway = make_gateway()
     file = gateway.settings.run_directory / "completeness.json"
@@ -264,17 +264,17 @@ def test_who_brought_each_partition_where_it_is(
         return {(holder["partition"], holder["producer"]) for holder in found.get("holders", ())}
 
     _numbered(gateway, make_transaction, 0, 40, producer="first")
-    eventually(lambda: file.exists() and holders() == {(p, "first") for p in range(4)})
+    until(lambda: file.exists() and holders() == {(p, "first") for p in range(4)})
     late = make_transaction(7) | {"created_at": "2026-02-01T00:00:00Z"}
     gateway.send([late], headers={"Headrace-Producer": "second", "Headrace-Sequence": "0"})
-    eventually(lambda: "second" in {name for _, name in holders()})
+    until(lambda: "second" in {name for _, name in holders()})
     before = holders()
     assert sorted(name for _, name in before) == ["first", "first", "first", "second"]
     gateway.kill()
     gateway.start()
-    eventually(lambda: file.exists() and holders() == before)
+    until(lambda: file.exists() and holders() == before)
     gateway.send([late | {"created_at": "2026-02-02T00:00:00Z"}])  # from nobody in particular
-    eventually(lambda: {name for _, name in holders()} == {"first"})
+    until(lambda: {name for _, name in holders()} == {"first"})
 
 
 def test_the_newest_event_of_several_requests_says_who_is_furthest() -> None:
@@ -351,7 +351,7 @@ PARTITION BY (meter) INTO 3 PARTITIONS;"""
 
 
 def test_numbers_in_events_are_counted_over_a_crash(
-    make_gateway: Callable[..., Any], eventually: Callable[..., None]
+    make_gateway: Callable[..., Any], until: Callable[..., None]
 ) -> None:
     gateway = make_gateway(definitions=METERS)
 
@@ -387,7 +387,7 @@ def test_numbers_in_events_are_counted_over_a_crash(
         (0, 1, 3),
     ]
     file = gateway.settings.run_directory / "completeness.json"
-    eventually(lambda: file.exists() and b'"missing_events":1' in file.read_bytes())
+    until(lambda: file.exists() and b'"missing_events":1' in file.read_bytes())
     decided = {"producer": "a", "first": 2, "last": 2}
     path = "/v1/streams/meters/completeness/accept"
     assert gateway.client.post(path, json=decided).json()["accepted_events"] == 1
@@ -405,7 +405,7 @@ def test_numbers_in_events_are_counted_over_a_crash(
 def test_pages_parameters_and_metrics(
     make_gateway: Callable[..., Any],
     make_transaction: Callable[..., Any],
-    eventually: Callable[..., None],
+    until: Callable[..., None],
 ) -> None:
     gateway = make_gateway()
     for producer in ("a", "b", "c"):
@@ -426,6 +426,6 @@ def test_pages_parameters_and_metrics(
     for name in ("late_fills", "duplicates", "resets"):
         assert f'headrace_producer_{name}_total{{stream="transactions"}} 0.0' in metrics
     file = gateway.settings.run_directory / "completeness.json"
-    eventually(lambda: file.exists() and b'"missing_events":6' in file.read_bytes())
+    until(lambda: file.exists() and b'"missing_events":6' in file.read_bytes())
     assert gateway.stop() == 0
     assert not file.exists()

@@ -231,11 +231,11 @@ QUERY_PATHS = (
 
 
 def test_a_query_token_reaches_no_other_scope_by_an_odd_name(
-    make_gateway: Callable[..., Any], eventually: Callable[..., None]
+    make_gateway: Callable[..., Any], until: Callable[..., None]
 ) -> None:
     gateway = make_gateway()
     secret = create_token(gateway.settings, "reader", ["query"])
-    eventually(lambda: gateway.client.get("/v1/streams").status_code == 401)
+    until(lambda: gateway.client.get("/v1/streams").status_code == 401)
     engine = EngineServer(gateway)
     try:
         for path in QUERY_PATHS:
@@ -376,7 +376,7 @@ def test_a_body_that_nobody_wants_is_not_kept(shared_gateway: Any, engine: Engin
 
 
 def test_an_end_tells_who_waits_and_breaks_off_who_subscribes(
-    make_gateway: Callable[..., Any], eventually: Callable[..., None]
+    make_gateway: Callable[..., Any], until: Callable[..., None]
 ) -> None:
     gateway = make_gateway()
     engine = EngineServer(gateway)
@@ -388,7 +388,7 @@ def test_an_end_tells_who_waits_and_breaks_off_who_subscribes(
             waiting.sendall(b"GET /v1/views/slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
             subscribed.sendall(b"GET /v1/views/v/changes HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert subscribed.recv(12) == b"HTTP/1.1 200"
-            eventually(lambda: len(engine.requests) == 2)
+            until(lambda: len(engine.requests) == 2)
             assert gateway.stop() == 0
             assert waiting.recv(65_536).startswith(b"HTTP/1.1 503")
             with contextlib.suppress(ConnectionResetError):
@@ -409,7 +409,7 @@ def test_a_restarted_engine_is_found(shared_gateway: Any, engine: EngineServer) 
 
 
 def test_a_broken_address_file_is_engine_away(
-    shared_gateway: Any, eventually: Callable[..., None]
+    shared_gateway: Any, until: Callable[..., None]
 ) -> None:
     file = shared_gateway.settings.run_directory / "engine.json"
     file.write_text("{")

@@ -115,14 +115,14 @@ def test_without_an_engine_the_gateways_sums_remain(shared_gateway: Any) -> None
 
 
 def test_deciding_needs_more_than_reading(
-    make_gateway: Callable[..., Any], eventually: Callable[..., None]
+    make_gateway: Callable[..., Any], until: Callable[..., None]
 ) -> None:
     gateway = make_gateway()
     secrets = {
         scope: create_token(gateway.settings, scope.partition(":")[0], [scope])
         for scope in ("query", "admin", "ingest:notes", "sql")
     }
-    eventually(lambda: gateway.client.get("/v1/ledger").status_code == 401)
+    until(lambda: gateway.client.get("/v1/ledger").status_code == 401)
     for _ in _serve(gateway):
         for method, path, needed in PATHS:
             assert gateway.client.request(method, path).status_code == 401, path

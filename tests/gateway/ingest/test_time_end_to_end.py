@@ -79,7 +79,7 @@ def test_clocks_skews_and_the_bound(make_gateway: Any) -> None:
     assert 'headrace_gateway_conservation_violated{stream="readings"} 0.0' in metrics
 
 
-def test_idle_partitions_move_on_also_after_a_restart(make_gateway: Any, eventually: Any) -> None:
+def test_idle_partitions_move_on_also_after_a_restart(make_gateway: Any, until: Any) -> None:
     gateway = make_gateway(definitions=DEFINITIONS)
     streams = load_project(gateway.directory).streams
     reader = open_reader(gateway.settings.log_directory, streams)
@@ -88,7 +88,7 @@ def test_idle_partitions_move_on_also_after_a_restart(make_gateway: Any, eventua
     (partition,) = [p for p, end in enumerate(reader.ends("readings")) if end]
     clock = time.time_ns() // 1000
     for _ in range(2):
-        eventually(lambda since=clock: reader.maxima("readings")[partition] >= since)
+        until(lambda since=clock: reader.maxima("readings")[partition] >= since)
         assert reader.maxima("readings")[1 - partition] == NO_EVENT_TIME
         gateway.kill()
         gateway.start()

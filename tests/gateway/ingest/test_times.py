@@ -257,9 +257,7 @@ def _letters(gateway: Any) -> Iterator[dict[str, Any]]:
         after = page["next_after"]
 
 
-def test_over_http(
-    shared_gateway: Any, make_transaction: Any, eventually: Callable[..., None]
-) -> None:
+def test_over_http(shared_gateway: Any, make_transaction: Any, until: Callable[..., None]) -> None:
     """A far-future event is quarantined and judged anew; a bad header is refused."""
     bad = shared_gateway.send(make_transaction(1), headers={"Headrace-Sent-At": "soon"})
     assert (bad.status_code, bad.json()["code"]) == (422, "bad-sent-at")
@@ -273,6 +271,6 @@ def test_over_http(
     assert (answer["accepted"], answer["quarantined"]) == (0, 1)
     (letter,) = [one for one in _letters(shared_gateway) if '"future"' in (one["raw"] or "")]
     body = {"numbers": [letter["number"]]}
-    eventually(lambda: datetime.now(UTC) > later - timedelta(days=1))
+    until(lambda: datetime.now(UTC) > later - timedelta(days=1))
     again = shared_gateway.client.post("/v1/deadletters/resubmit", json=body).json()
     assert (again["accepted"], again["quarantined"]) == (1, 0)

@@ -6,27 +6,32 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from store_backends import BACKENDS, end_memory
 
 from headrace.model.settings import StoreSettings
 from headrace.store.contract import Store
-from headrace.store.duckdb.backend import open_store
-
-BACKENDS: dict[str, Callable[[Path, StoreSettings], Store]] = {"duckdb": open_store}
 
 
-@pytest.fixture(params=list(BACKENDS))
-def open_backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Store]]:
+@pytest.fixture(scope="session", params=list(BACKENDS))
+def backend(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture
+def open_backend(backend: str, tmp_path: Path) -> Iterator[Callable[..., Store]]:
     """Opens the same store each time it is called; whatever is open at the end is closed."""
     opened: list[Store] = []
 
     def open_(settings: StoreSettings | None = None) -> Store:
-        store = BACKENDS[request.param](tmp_path / "store.duckdb", settings or StoreSettings())
+        store = BACKENDS[backend](tmp_path / "store.duckdb", settings or StoreSettings())
         opened.append(store)
         return store
 
     yield open_
     for store in opened:
         store.close()
+    end_memory()
 
 
 @pytest.fixture
@@ -34,15 +39,14 @@ def store(open_backend: Callable[..., Store]) -> Store:
     return open_backend()
 
 
-@pytest.fixture(scope="module", params=list(BACKENDS))
-def shared_store(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Store]:
+@pytest.fixture(scope="module")
+def shared_store(backend: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     """For the many tests of a module that only read."""
     file = tmp_path_factory.mktemp("shared") / "store.duckdb"
-    store = BACKENDS[request.param](file, StoreSettings())
+    store = BACKENDS[backend](file, StoreSettings())
     yield store
     store.close()
+    end_memory()
 
 
 @pytest.fixture(scope="module")

@@ -150,7 +150,7 @@ def test_offsets_that_move_further_than_events_were_read_are_refused(store: Stor
     view = sales()
     store.create_view(view, {0: 0})
     write = replace(view_write(view, None), next_offsets={0: 2})
-    with pytest.raises(ConservationError, match="moved by 2, but 0 events were read"):
+    with pytest.raises(ConservationError, match="moved by 2 events, but 0 were read"):
         store.commit(TickWrite(1, store.claim(), 0, (write,)))
 
 
@@ -228,7 +228,7 @@ def test_a_view_that_emits_on_close_shows_a_window_once_it_is_final(store: Store
         changes = store.commit(tick_write(store, generation, write))
         assert all(row["final"] for c in changes for row in c.after.to_pylist())
         return [
-            [(row["payments"], row["revision"]) for row in rows.to_pylist()]
+            sorted((row["payments"], row["revision"]) for row in rows.to_pylist())
             for change in changes
             for rows in (change.before, change.after)
         ]
@@ -240,7 +240,7 @@ def test_a_view_that_emits_on_close_shows_a_window_once_it_is_final(store: Store
     assert rows_of(store, "SELECT payments FROM sales") == []
     assert tick(None, 3 * SECOND) == [[], [(1, 0)]]
     assert rows_of(store, "SELECT payments, final FROM sales") == [(1, True)]
-    assert tick([event(0, late=1), event(3)], 6 * SECOND) == [[(1, 0)], [(2, 1), (2, 0)]]
+    assert tick([event(0, late=1), event(3)], 6 * SECOND) == [[(1, 0)], [(2, 0), (2, 1)]]
     assert tick(None, 9 * SECOND) == []
     assert sorted(rows_of(store, "SELECT payments, revision FROM sales")) == [(2, 0), (2, 1)]
 
@@ -426,13 +426,14 @@ def test_answers_carry_the_tick_they_saw(store: Store) -> None:
         assert page.freshness.committed_at_microseconds > 1_700_000_000_000_000
 
 
-def test_metrics_name_views_bytes_and_queries(store: Store) -> None:
+def test_metrics_name_views_bytes_and_queries(store: Store, backend: str) -> None:
     view = sales()
     store.create_view(view, {})
     store.commit(tick_write(store, store.claim(), view_write(view, [("a", 1, ONE, 1, ONE)])))
     metrics = store.metrics()
     assert metrics["view_rows"] == {"sales": 1}
-    assert metrics["file_bytes"] + metrics["write_ahead_bytes"] > 0
+    bytes_stored = metrics["file_bytes"] + metrics["write_ahead_bytes"]
+    assert (bytes_stored > 0) == (backend != "memory")
     assert metrics["queries_running"] == 0
     assert metrics["tick"] == 1
 

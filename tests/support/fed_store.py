@@ -5,18 +5,18 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from store_backends import BACKENDS, end_memory
 from store_cases import rows_of, tick_write
 
 from headrace.model.plan import BoundView
 from headrace.model.settings import StoreSettings
 from headrace.store.contract import Store, ViewChange, ViewWrite
-from headrace.store.duckdb.backend import open_store
 
 Rows = Counter[tuple[Any, ...]]
 
@@ -25,10 +25,10 @@ class FedStore:
     """With `columns`, only these are compared: a row becomes final without a change."""
 
     def __init__(
-        self, file: Path, views: Sequence[BoundView], columns: Sequence[str] | None
+        self, open_: Callable[[], Store], views: Sequence[BoundView], columns: Sequence[str] | None
     ) -> None:
-        self._file, self._views, self._columns = file, views, columns
-        self.store: Store = open_store(file, StoreSettings())
+        self._open, self._views, self._columns = open_, views, columns
+        self.store = open_()
         for view in views:
             self.store.create_view(view, {})
         self._generation = self.store.claim()
@@ -36,7 +36,7 @@ class FedStore:
 
     def reopen(self) -> None:
         self.store.close()
-        self.store = open_store(self._file, StoreSettings())
+        self.store = self._open()
         for view in self._views:
             self.store.open_view(view)
         self._generation = self.store.claim()
@@ -72,11 +72,15 @@ class FedStore:
 
 
 @contextmanager
-def fed_store(*views: BoundView, columns: Sequence[str] | None = None) -> Iterator[FedStore]:
+def fed_store(
+    backend: str, *views: BoundView, columns: Sequence[str] | None = None
+) -> Iterator[FedStore]:
     """A check is of the first view unless it says another."""
     with tempfile.TemporaryDirectory() as directory:
-        fed = FedStore(Path(directory) / "store.duckdb", views, columns)
+        file = Path(directory) / "store.duckdb"
+        fed = FedStore(lambda: BACKENDS[backend](file, StoreSettings()), views, columns)
         try:
             yield fed
         finally:
             fed.store.close()
+            end_memory()

@@ -9,11 +9,11 @@ from decimal import Decimal
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from store_backends import BACKENDS
 from store_cases import SECOND, sales, tick_write, view_write, windowed_sales
 
 from headrace.model.plan import BoundView
 from headrace.model.settings import StoreSettings
-from headrace.store.duckdb.backend import open_store
 
 KEYS = 40
 
@@ -22,8 +22,8 @@ def views() -> tuple[BoundView, BoundView]:
     return sales("plain", distincts={"cards": "BIGINT"}), windowed_sales("windows")
 
 
-def write_until_killed(file: Path, said: Connection) -> None:
-    store = open_store(file, StoreSettings(changes_ticks_max=50))
+def write_until_killed(file: Path, backend: str, said: Connection) -> None:
+    store = BACKENDS[backend](file, StoreSettings(changes_ticks_max=50))
     plain, windows = views()
     for view in (plain, windows):
         if view.name in store.catalog():

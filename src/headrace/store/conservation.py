@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headrace.model.errors import ConservationError
-from headrace.store.contract import StreamWrite, TickWrite, ViewWrite
-from headrace.store.duckdb.ledger import StoredView
+from headrace.store.contract import CatalogEntry, StreamWrite, TickWrite, ViewWrite
 
 __all__ = ["check_sums"]
 
 
-def check_sums(write: TickWrite, views: Mapping[str, StoredView]) -> None:
+def check_sums(write: TickWrite, views: Mapping[str, CatalogEntry]) -> None:
     """Raises ConservationError naming the stream whose events do not add up."""
     for stream in write.streams:
         _check_stream(stream)
@@ -34,8 +33,8 @@ def _check_stream(write: StreamWrite) -> None:
         )
 
 
-def _check_view(write: ViewWrite, stored: StoredView) -> None:
-    counts, stream = write.counts, stored.entry.stream
+def _check_view(write: ViewWrite, entry: CatalogEntry) -> None:
+    counts, stream = write.counts, entry.stream
     if not counts.is_conserved:
         raise ConservationError(
             stream,
@@ -43,7 +42,7 @@ def _check_view(write: ViewWrite, stored: StoredView) -> None:
             f"{counts.filtered} filtered, {counts.sided} set aside, {counts.dropped} dropped, "
             f"{counts.dead} dead",
         )
-    before = stored.entry.next_offsets
+    before = entry.next_offsets
     if write.moved is None:
         moved = sum(end - before.get(p, 0) for p, end in write.next_offsets.items())
     else:

@@ -22,6 +22,12 @@ ONE = Decimal("1.00")
 KEYS = ("a", "b", "c", None)
 
 
+@pytest.fixture(scope="session")
+def backend() -> str:
+    """No other defers rows."""
+    return "old"
+
+
 def _begun(open_backend: Opener, *views: BoundView) -> tuple[Store, int]:
     store = open_backend()
     for view in views:

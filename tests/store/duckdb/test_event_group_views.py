@@ -38,7 +38,7 @@ RAW = st.tuples(
     data=st.data(),
 )
 def test_groups_are_those_of_one_walk(
-    ticks: list[list[tuple[Any, ...]]], timeout: int, data: st.DataObject
+    backend: str, ticks: list[list[tuple[Any, ...]]], timeout: int, data: st.DataObject
 ) -> None:
     """Also of a view that publishes a group when it is final, and takes that back where the group
     then ends later: what it shows is what its changes add up to, and final."""
@@ -47,7 +47,7 @@ def test_groups_are_those_of_one_walk(
     offsets = [0, 0]
     events: list[Event] = []
     watermark = data.draw(st.integers(0, 10), label="watermark")
-    with fed_store(view, closed, columns=FINALS) as fed:
+    with fed_store(backend, view, closed, columns=FINALS) as fed:
         for raw in ticks:
             staged = []
             for key, partition, *rest in raw:
@@ -105,7 +105,7 @@ def test_a_group_that_is_no_more_is_taken_back(store: Store, timeout: int) -> No
     assert change.after.column("events").to_pylist() == [2]
 
 
-def test_a_group_that_begins_when_another_ends_is_told_from_its_last_event() -> None:
+def test_a_group_that_begins_when_another_ends_is_told_from_its_last_event(backend: str) -> None:
     ending = Event("a", 0, 1, 25, True, True, None, None, False)  # it could open a group as well
     ticks = [
         [Event("a", 0, 0, 10, True, False, None, None, False), ending],
@@ -113,7 +113,7 @@ def test_a_group_that_begins_when_another_ends_is_told_from_its_last_event() -> 
         [Event("a", 0, 2, 26, False, True, None, None, False)],
     ]
     events: list[Event] = []
-    with fed_store(grouped_view(100), columns=FINALS) as fed:
+    with fed_store(backend, grouped_view(100), columns=FINALS) as fed:
         for staged in ticks:
             events += staged
             fed.tick(write_of(staged))

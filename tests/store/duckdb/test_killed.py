@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 from killed_writer import KEYS, views, write_until_killed
+from store_backends import BACKENDS
 from store_cases import rows_of
 
 from headrace.model.errors import StoreLockedError
 from headrace.model.settings import StoreSettings
 from headrace.store.contract import Store
-from headrace.store.duckdb.backend import open_store
 
 KILLS = 12
 LOOKS_MAX = 2_000
@@ -28,12 +28,12 @@ ANSWER_SECONDS_MAX = 120
 
 
 @contextmanager
-def writer(file: Path) -> Iterator[tuple[ForkServerProcess, Connection]]:
+def writer(file: Path, backend: str) -> Iterator[tuple[ForkServerProcess, Connection]]:
     """A process of its own, forked from one that has done the imports and nothing else."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["headrace.store.duckdb.backend", "pandas"])
+    context.set_forkserver_preload(["store_backends", "pandas"])
     heard, said = context.Pipe(duplex=False)
-    process = context.Process(target=write_until_killed, args=(file, said), daemon=True)
+    process = context.Process(target=write_until_killed, args=(file, backend, said), daemon=True)
     process.start()
     said.close()
     try:
@@ -45,10 +45,10 @@ def writer(file: Path) -> Iterator[tuple[ForkServerProcess, Connection]]:
         heard.close()
 
 
-def run_and_kill(file: Path, ticks: int, looks: int) -> int:
+def run_and_kill(file: Path, backend: str, ticks: int, looks: int) -> int:
     """Kills the process a while after so many ticks, as long as some looks at what it says take.
     Returns the last tick it said was durable."""
-    with writer(file) as (process, heard):
+    with writer(file, backend) as (process, heard):
         for _ in range(1 + ticks):  # first it says where it begins
             assert heard.poll(ANSWER_SECONDS_MAX)
             acknowledged = int(heard.recv())
@@ -74,13 +74,16 @@ def feed_of(store: Store, view: str, from_tick: int) -> Counter[Any]:
     return feed
 
 
-def test_killed_at_random_moments(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("backend", ["old", "duckdb"])
+def test_killed_at_random_moments(backend: str, tmp_path: Path, seed: int) -> None:
     file = tmp_path / "store.duckdb"
     chance = random.Random(seed)
     checked_tick, checked_rows = 0, {view.name: Counter[Any]() for view in views()}
     for _ in range(KILLS):
-        acknowledged = run_and_kill(file, chance.randrange(20), chance.randrange(LOOKS_MAX))
-        store = open_store(file, StoreSettings(changes_ticks_max=50))
+        acknowledged = run_and_kill(
+            file, backend, chance.randrange(20), chance.randrange(LOOKS_MAX)
+        )
+        store = BACKENDS[backend](file, StoreSettings(changes_ticks_max=50))
         try:
             tick = store.last_tick()
             assert tick in (acknowledged, acknowledged + 1)
@@ -105,10 +108,11 @@ def test_killed_at_random_moments(tmp_path: Path, seed: int) -> None:
     assert checked_tick > KILLS
 
 
-def test_another_process_is_named_as_the_holder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["old", "duckdb"])
+def test_another_process_is_named_as_the_holder(backend: str, tmp_path: Path) -> None:
     file = tmp_path / "store.duckdb"
-    with writer(file) as (process, heard):
+    with writer(file, backend) as (process, heard):
         assert heard.poll(ANSWER_SECONDS_MAX)
         with pytest.raises(StoreLockedError, match=str(process.pid)):
-            open_store(file, StoreSettings())
-    open_store(file, StoreSettings()).close()
+            BACKENDS[backend](file, StoreSettings())
+    BACKENDS[backend](file, StoreSettings()).close()

@@ -104,6 +104,7 @@ def partials_of(view: BoundView, events: Sequence[Event]) -> ViewWrite:
     reopen_at=st.integers(0, 8),
 )
 def test_ticks_equal_one_batch(
+    backend: str,
     monkeypatch: pytest.MonkeyPatch,
     way: str,
     ticks: list[list[Event]],
@@ -122,7 +123,7 @@ def test_ticks_equal_one_batch(
     is_global = is_global and window is None
     view = summed_view(window, is_keyed=not is_global, having=having, total="DECIMAL(20,2)")
     done: list[Event] = []
-    with fed_store(view) as fed:
+    with fed_store(backend, view) as fed:
         for number, events in enumerate(ticks):
             if number == reopen_at:
                 fed.reopen()

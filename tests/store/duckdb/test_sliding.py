@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,13 +14,13 @@ import pytest
 from fed_store import fed_store
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from store_backends import NEW, counted
 from store_cases import bound_view, rows_of, tick_write
 
+from headrace.kinds import state_table
 from headrace.model.plan import BoundColumn, BoundView, Sliding, SlidingColumn
 from headrace.model.types import DataType
 from headrace.store.contract import Counts, Store, ViewWrite
-from headrace.store.duckdb import views
-from headrace.store.duckdb.backend import DuckStore
 from headrace.store.duckdb.sliding_merge import SPANS_MAX, spans_of
 
 FINALS = ("key", "part", "place", "total", "n", "least", "taken")
@@ -152,6 +152,7 @@ REACH = st.sampled_from([0, 3, 12, None])
     data=st.data(),
 )
 def test_every_row_takes_what_is_in_its_frame(
+    backend: str,
     ticks: list[list[tuple[Any, ...]]],
     wide: int | None,
     narrow: int | None,
@@ -163,7 +164,7 @@ def test_every_row_takes_what_is_in_its_frame(
     reach = view.plan.window.range_microseconds
     highest, offsets = [-1000, -1000], [0, 0]
     events: dict[tuple[int, int], Event] = {}
-    with fed_store(view, columns=FINALS) as fed:
+    with fed_store(backend, view, columns=FINALS) as fed:
         for raw in ticks:
             staged: list[tuple[Event, int]] = []
             for key, partition, time, value in raw:
@@ -219,10 +220,11 @@ def test_spans_hold_every_time_and_stay_apart() -> None:
     assert all(a[1] < b[0] for a, b in itertools.pairwise(spans))
 
 
+@NEW
 def test_rows_that_nobody_sees_go_when_no_frame_reaches_them(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(views, "SETTLED_TICKS", 1)
+    monkeypatch.setattr(state_table, "EXPIRY_TICKS", 1)
     view = sliding_view(5, 3, True)
     store.create_view(view, {})
     generation = store.claim()
@@ -232,8 +234,7 @@ def test_rows_that_nobody_sees_go_when_no_frame_reaches_them(
         beyond = int(event.aside is not None)
         write = replace(write_of(partials_of(view, [(event, beyond)])), settled=settled)
         store.commit(tick_write(store, generation, write))
-        found = cast(DuckStore, store)._connection.execute("SELECT count(*) FROM _headrace.state_0")
-        return int(found.fetchall()[0][0])
+        return counted(store, "moving", 0)
 
     seen = [Event("a", 0, offset, time, 1, 0, None) for offset, time in ((1, 14), (2, 15), (3, 30))]
     assert tick(hidden, {}) == 1

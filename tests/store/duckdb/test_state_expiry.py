@@ -4,7 +4,7 @@ verdict on a late event, is another for it."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,16 +22,16 @@ from group_cases import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from store_backends import NEW, counted
 from store_cases import SECOND, rows_of, tick_write, view_write, windowed_sales
 
 from headrace.engine.event_group_lateness import KeyGroups, resolve_groups
 from headrace.engine.late_windows import JoinedWindows
+from headrace.kinds import state_table
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import BoundView
 from headrace.spark.event_annotations import lateness_column
 from headrace.store.contract import Counts, Store
-from headrace.store.duckdb import views
-from headrace.store.duckdb.backend import DuckStore
 
 DROPPING = Stream("events", (), late_policy=LatePolicy.DROP)
 DELAY = 5
@@ -40,12 +40,7 @@ RAW = st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 60), st.booleans(), 
 
 @pytest.fixture(autouse=True)
 def every_tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(views, "SETTLED_TICKS", 1)
-
-
-def counted(store: Store, table: str) -> int:
-    found = cast(DuckStore, store)._connection.execute(f"SELECT count(*) FROM _headrace.{table}")
-    return int(found.fetchall()[0][0])
+    monkeypatch.setattr(state_table, "EXPIRY_TICKS", 1)
 
 
 class Log:
@@ -85,18 +80,19 @@ def resolve(
     return [event for event, _ in staged if not verdicts.get(event.offset)], joined
 
 
+@NEW
 @settings(max_examples=12, deadline=None)
 @given(
     ticks=st.lists(st.lists(RAW, min_size=1, max_size=8), min_size=1, max_size=8),
     timeout=st.sampled_from([1, 6, 20]),
 )
 def test_groups_and_verdicts_are_those_with_all_events(
-    ticks: list[list[tuple[Any, ...]]], timeout: int
+    backend: str, ticks: list[list[tuple[Any, ...]]], timeout: int
 ) -> None:
     view, log = grouped_view(timeout), Log()
     applied: list[Event] = []
     missed: dict[tuple[int, int], tuple[int, int]] = {}
-    with fed_store(view, columns=FINALS) as fed:
+    with fed_store(backend, view, columns=FINALS) as fed:
         for number, raw in enumerate(ticks):
             shift = number * 8  # so that event time goes on
             staged = log.add([(key, time + shift, *kind) for key, time, *kind in raw])
@@ -118,7 +114,7 @@ def test_groups_and_verdicts_are_those_with_all_events(
             }
             fed.tick(replace(write_of(taken, log.watermark), settled={0: log.watermark}))
             fed.check(model(applied, timeout))
-            assert counted(fed.store, "events_0") == kept_by(applied, timeout, log.watermark)
+            assert counted(fed.store, "groups", 1) == kept_by(applied, timeout, log.watermark)
 
 
 def kept_by(events: list[Event], timeout: int, settled: int) -> int:
@@ -150,6 +146,7 @@ def test_groups_of_a_key_are_those_of_a_walk(
         assert spans == [(g[0].time, passed_from(g, timeout)) for g in groups_in(events, timeout)]
 
 
+@NEW
 def test_values_go_with_their_windows_when_all_partitions_have_passed_them(store: Store) -> None:
     view = windowed_sales(distincts={"cards": "STRING"})
     store.create_view(view, {})
@@ -166,9 +163,9 @@ def test_values_go_with_their_windows_when_all_partitions_have_passed_them(store
         store.commit(tick_write(store, generation, replace(write, settled=settled)))
 
     tick(0, {0: 100 * SECOND})
-    assert counted(store, "values_0_0") == 1, "the other partition may still bring some"
+    assert counted(store, "sales", 1) == 1, "the other partition may still bring some"
     tick(3, {0: 100 * SECOND, 1: 3 * SECOND - 1})
-    assert counted(store, "values_0_0") == 2
+    assert counted(store, "sales", 1) == 2
     tick(6, {0: 100 * SECOND, 1: 3 * SECOND})
-    assert counted(store, "values_0_0") == 2, "of the second window and the third"
+    assert counted(store, "sales", 1) == 2, "of the second window and the third"
     assert rows_of(store, "SELECT count(*) FROM sales") == [(3,)]

@@ -41,11 +41,11 @@ from headrace.store.duckdb.ledger import (
     read_ledger,
     read_state_sizes,
 )
+from headrace.store.duckdb.old_queries import Queries, working_memory_bytes
+from headrace.store.duckdb.old_snapshot import write_snapshot
 from headrace.store.duckdb.views import Views
 from headrace.store.late_counts import LateCounts
 from headrace.store.reading.paging import read_page
-from headrace.store.reading.queries import Queries, working_memory_bytes
-from headrace.store.reading.snapshot import write_snapshot
 
 __all__ = ["DuckStore", "open_store"]
 

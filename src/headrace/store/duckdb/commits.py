@@ -103,7 +103,7 @@ class Commits:
         self._check_generation(write.generation)
         if write.tick != self.freshness.tick + 1:
             raise StoreError(f"tick {write.tick} does not follow {self.freshness.tick}")
-        check_sums(write, self._views.stored)
+        check_sums(write, {n: v.entry for n, v in self._views.stored.items()})
         try:
             return self._commit(write, want_changes)
         except duckdb.OutOfMemoryException:

@@ -110,6 +110,10 @@ class StoredView:
     progress_tick: int
 
     @property
+    def rows_sql(self) -> str:
+        return f"_headrace.read_{self.number}"
+
+    @property
     def public_schema(self) -> pa.Schema:
         return pa.schema([(name, parse_type(type_).arrow) for name, type_ in self.columns])
 

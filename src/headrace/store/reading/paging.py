@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
+from typing import Protocol
 
 import duckdb
 import pyarrow as pa
@@ -22,9 +23,26 @@ import pyarrow as pa
 from headrace.kinds.calculator import arrow_table, quoted, store_type, text_literal
 from headrace.model.errors import QueryError
 from headrace.model.types import DataType, parse_type
-from headrace.store.duckdb.ledger import StoredView
+from headrace.store.contract import CatalogEntry
 
 __all__ = ["conditions_sql", "read_page"]
+
+
+class ReadableView(Protocol):
+    """`columns` are the public (name, Spark type); `rows_sql` is a table or a SELECT in parentheses
+    that has these, then the keys that tell rows apart, named `hidden`."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def entry(self) -> CatalogEntry: ...
+    @property
+    def columns(self) -> tuple[tuple[str, str], ...]: ...
+    @property
+    def hidden(self) -> tuple[str, ...]: ...
+    @property
+    def rows_sql(self) -> str: ...
+
 
 CURSOR_CHARACTERS_MAX = 16 * 1024  # fits into an address beside filters and order
 _INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -32,7 +50,7 @@ _INTEGER = re.compile(r"[+-]?[0-9]+")
 
 def read_page(
     connection: duckdb.DuckDBPyConnection,
-    view: StoredView,
+    view: ReadableView,
     filters: Mapping[str, str],
     order_by: Sequence[tuple[str, bool]],
     limit: int,
@@ -49,7 +67,7 @@ def read_page(
     sorts += [(quoted(name), False) for name in view.hidden]
     digest = _digest(view, wanted, order)
     conditions = [f"{quoted(name)} = {_literal(name, types[name], text)}" for name, text in wanted]
-    table = f"_headrace.read_{view.number}"
+    table = view.rows_sql
     if cursor is not None:
         values = _decoded(cursor, digest, len(sorts))
         conditions.append(_after(sorts, values))
@@ -111,7 +129,7 @@ def _continued(places: Sequence[pa.ChunkedArray], limit: int, digest: str) -> tu
     )
 
 
-def conditions_sql(view: StoredView, filters: Mapping[str, str]) -> str:
+def conditions_sql(view: ReadableView, filters: Mapping[str, str]) -> str:
     """A WHERE with a space before it, or nothing. Raises QueryError as Store.read_view says."""
     types = {name: parse_type(type_) for name, type_ in view.columns}
     conditions = []
@@ -121,7 +139,7 @@ def conditions_sql(view: StoredView, filters: Mapping[str, str]) -> str:
     return f" WHERE {' AND '.join(conditions)}" if conditions else ""
 
 
-def _column(view: StoredView, name: str) -> str:
+def _column(view: ReadableView, name: str) -> str:
     names = [column for column, _ in view.columns]
     if name in names:
         return name
@@ -178,7 +196,7 @@ def _after(sorts: Sequence[tuple[str, bool]], values: Sequence[str | None]) -> s
 
 
 def _digest(
-    view: StoredView, filters: Sequence[tuple[str, str]], order: Sequence[tuple[str, bool]]
+    view: ReadableView, filters: Sequence[tuple[str, str]], order: Sequence[tuple[str, bool]]
 ) -> str:
     query = json.dumps([view.number, sorted(filters), order])
     return hashlib.sha256(query.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Users' queries: on cursors of their own, few at once, each within its limits.
+"""Users' queries: each in a snapshot of its own, few at once, within its limits.
 
 A watcher thread, awake only while something runs, interrupts a query at its deadline, and the
 longest-running ad-hoc query when DuckDB's working memory nears its limit: the limit counts for
@@ -11,8 +11,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import duckdb
@@ -22,13 +22,12 @@ import pyarrow as pa
 from headrace.kinds.calculator import arrow_reader
 from headrace.model.errors import QueryError, StoreError
 from headrace.model.settings import MEBIBYTE, StoreSettings
+from headrace.store.backend import Backend
 from headrace.store.contract import Freshness, QueryResult
-from headrace.store.duckdb.late import Late
-from headrace.store.duckdb.ledger import read_freshness
-from headrace.store.duckdb.views import Views
+from headrace.store.ledger import read_freshness
 from headrace.store.reading.guard import check_query
 
-__all__ = ["Queries"]
+__all__ = ["Queries", "working_memory_bytes"]
 
 READS_AT_ONCE_MAX = 16  # reads of views and of the change feed; ad-hoc queries have their own bound
 AHEAD_BYTES_MAX = 8 * MEBIBYTE  # how much of a result is computed before the answer starts
@@ -38,7 +37,10 @@ WATCH_SECONDS = 0.05
 
 @dataclass(eq=False)
 class _Running:
+    """`snapshot` is left when it is done."""
+
     cursor: duckdb.DuckDBPyConnection
+    snapshot: ExitStack
     deadline: float
     is_adhoc: bool
     resident_bytes: int  # of the process when it began
@@ -66,26 +68,22 @@ class _Running:
     def finish(self) -> None:
         with self.lock:
             self.is_done = True
-        self.cursor.close()
+        self.snapshot.close()
 
 
 class Queries:
-    """`views` knows which rows are behind their tables, `write_behind` has them written."""
+    """`streams_of_views` gives the views that may be queried by now, each with its stream."""
 
     def __init__(
         self,
-        connection: duckdb.DuckDBPyConnection,
+        backend: Backend,
         settings: StoreSettings,
-        views: Views,
-        late: Late,
-        write_behind: Callable[[Sequence[str]], None],
+        streams_of_views: Callable[[], Mapping[str, str]],
     ) -> None:
-        self._views = views
-        self._late = late
-        self._write_behind = write_behind
+        self._backend = backend
+        self._streams_of_views = streams_of_views
         self._known_tick = 0  # some snapshot has seen it, so each later one does
-        self._root = connection.cursor()
-        self._root_lock = threading.Lock()
+        self._opening = threading.Lock()
         self._settings = settings
         self._adhoc = threading.BoundedSemaphore(settings.queries_at_once_max)
         self._reads = threading.BoundedSemaphore(READS_AT_ONCE_MAX)
@@ -152,7 +150,7 @@ class Queries:
         try:
             with self._translated(running):
                 check_query(running.cursor, sql, self._streams_of_views())
-                freshness = self._begin(running, self._views.mentioned_in(sql))
+                freshness = self._freshness(running)
                 reader = arrow_reader(running.cursor, sql)
             yield reader.schema, freshness
             rows = 0
@@ -174,27 +172,19 @@ class Queries:
             self._finish(running)
             self._adhoc.release()
 
-    def _streams_of_views(self) -> dict[str, str]:
-        entries = [stored.entry for stored in self._views.stored.values()]
-        return {**self._late.names, **{e.view: e.stream for e in entries if not e.status.is_closed}}
-
     # Reads by the store itself, in the user's name
 
     @contextmanager
-    def read(
-        self, views: Sequence[str] = ()
-    ) -> Iterator[tuple[duckdb.DuckDBPyConnection, Freshness]]:
-        """A cursor in a read-only transaction that sees all rows of these views, and the tick it
-        sees. Waits for a free place at most as long as a query may take. DuckDB's errors come out
-        as QueryError."""
+    def read(self) -> Iterator[tuple[duckdb.DuckDBPyConnection, Freshness]]:
+        """A snapshot, and the tick it shows. Waits for a free place at most as long as a query may
+        take. DuckDB's errors come out as QueryError."""
         if not self._reads.acquire(timeout=self._settings.query_seconds_max):
             raise QueryError("too many reads at once", hint="try again shortly", status=503)
         try:
             running = self._start(is_adhoc=False)
             try:
                 with self._translated(running):
-                    freshness = self._begin(running, views)
-                    yield running.cursor, freshness
+                    yield running.cursor, self._freshness(running)
             finally:
                 self._finish(running)
         finally:
@@ -202,27 +192,23 @@ class Queries:
 
     def _start(self, *, is_adhoc: bool) -> _Running:
         deadline = time.monotonic() + self._settings.query_seconds_max
-        with self._root_lock:
+        snapshot = ExitStack()
+        with self._opening:
             if self._is_closed:
                 raise QueryError("the store is closing", hint="try again shortly", status=503)
-            cursor = self._root.cursor()
-        running = _Running(cursor, deadline, is_adhoc, _resident_bytes() if is_adhoc else 0)
+            cursor = snapshot.enter_context(self._backend.snapshot())
+        resident = _resident_bytes() if is_adhoc else 0
+        running = _Running(cursor, snapshot, deadline, is_adhoc, resident)
         with self._changed:
             self._running.append(running)
             self._changed.notify_all()
         return running
 
-    def _begin(self, running: _Running, views: Sequence[str]) -> Freshness:
-        while True:
-            running.check()
-            mark, known = self._views.note_read(views), self._known_tick
-            running.cursor.execute("BEGIN TRANSACTION READ ONLY")
-            freshness = read_freshness(running.cursor, known)
-            self._known_tick = max(self._known_tick, freshness.tick)
-            if self._views.is_whole(views, mark, freshness.tick):
-                return freshness
-            running.cursor.execute("ROLLBACK")
-            self._write_behind(views)
+    def _freshness(self, running: _Running) -> Freshness:
+        running.check()
+        freshness = read_freshness(running.cursor, self._known_tick)
+        self._known_tick = max(self._known_tick, freshness.tick)
+        return freshness
 
     def _finish(self, running: _Running) -> None:
         with self._changed:
@@ -261,7 +247,7 @@ class Queries:
         return count
 
     def _watch(self) -> None:
-        cursor = self._root.cursor()
+        cursor = self._backend.computing().cursor()
         try:
             while True:
                 with self._changed:
@@ -308,14 +294,13 @@ class Queries:
 
     def close(self) -> None:
         self.interrupt_all("the store is closing")
-        with self._root_lock, self._changed:
+        with self._opening, self._changed:
             self._is_closed = True
             self._changed.notify_all()
         self._watcher.join(timeout=5)
         deadline = time.monotonic() + 5
         while self._running and time.monotonic() < deadline:
             time.sleep(0.005)
-        self._root.close()
 
 
 def _told(error: Exception, text: str) -> QueryError:

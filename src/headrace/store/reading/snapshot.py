@@ -14,9 +14,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.kinds.calculator import arrow_reader, quoted
+from headrace.model.tables import VIEW
 from headrace.model.types import parse_type
+from headrace.store.backend import SCHEMA
+from headrace.store.books import DEAD_LETTERS, LEDGER, PROGRESS_BOOK, decode_offsets
+from headrace.store.catalog import StoredView
 from headrace.store.contract import Freshness, Snapshot
-from headrace.store.duckdb.ledger import StoredView, decode_offsets
+from headrace.store.late import read_applied, read_decisions
+from headrace.store.ledger import move_of
 from headrace.store.reading.paging import conditions_sql
 
 __all__ = ["write_snapshot"]
@@ -34,13 +39,12 @@ def write_snapshot(
     filters: Mapping[str, str],
     with_ticks: bool,
 ) -> Snapshot:
-    """In the connection's transaction, which sees the view whole. Raises QueryError for filters as
-    Store.read_view does."""
+    """In a reader's snapshot. Raises QueryError for filters as Store.read_view does."""
     number = stored.number
-    starts, progress = _progress(connection, number)
+    offsets, watermark = _progress(connection, number)
     rows = _write_rows(connection, stored, file, conditions_sql(stored, filters))
     dead = connection.execute(
-        "SELECT DISTINCT partition, position FROM _headrace.dead_letters"
+        f'SELECT DISTINCT partition, "offset" FROM {SCHEMA}.{DEAD_LETTERS.name}'
         f" WHERE number = {number} ORDER BY ALL LIMIT {DEAD_MAX}"
     ).fetchall()
     return Snapshot(
@@ -52,72 +56,43 @@ def write_snapshot(
         rows=rows,
         columns=tuple(name for name, _ in stored.columns),
         keys=len(stored.hidden),
-        start_offsets=starts,
-        next_offsets={**starts, **(progress[0] if progress else {})},
-        watermark_microseconds=progress[1] if progress else None,
+        start_offsets=dict(stored.start_offsets),
+        next_offsets=offsets,
+        watermark_microseconds=watermark,
         dead=tuple((partition, offset) for partition, offset in dead),
-        decisions=_decisions(connection, stored.entry.stream),
-        applied=_applied(connection, stored),
-        ticks_from=max(stored.created_tick + 1, _lowest_tick(connection)),
+        decisions=read_decisions(connection, stored.entry.stream),
+        applied=read_applied(connection, stored),
+        ticks_from=max(stored.created_tick, _lowest_tick(connection)) + 1,
         ticks=_ticks(connection, number) if with_ticks else (),
     )
 
 
 def _progress(
     connection: duckdb.DuckDBPyConnection, number: int
-) -> tuple[dict[int, int], tuple[dict[int, int], int | None] | None]:
-    ((starts,),) = connection.execute(
-        f"SELECT start_offsets FROM _headrace.views WHERE number = {number}"
+) -> tuple[dict[int, int], int | None]:
+    ((offsets, watermark),) = connection.execute(
+        f"SELECT offsets, watermark FROM {SCHEMA}.{PROGRESS_BOOK.name} WHERE {VIEW} = {number}"
     ).fetchall()
-    newest = connection.execute(
-        f"SELECT offsets, watermark FROM _headrace.progress WHERE number = {number}"
-        " ORDER BY tick DESC LIMIT 1"
-    ).fetchall()
-    come = (decode_offsets(newest[0][0]), newest[0][1]) if newest else None
-    return decode_offsets(starts), come
-
-
-def _decisions(
-    connection: duckdb.DuckDBPyConnection, stream: str
-) -> tuple[tuple[int, int, str], ...]:
-    found = connection.execute(
-        "SELECT partition, position, decision FROM _headrace.decisions WHERE stream = ?", [stream]
-    ).fetchall()
-    return tuple((partition, offset, decision) for partition, offset, decision in found)
-
-
-def _applied(
-    connection: duckdb.DuckDBPyConnection, stored: StoredView
-) -> tuple[tuple[int, int, int, int, int], ...]:
-    """The stream's table of late events is there once it has had a policy that sets some aside."""
-    number = connection.execute(
-        "SELECT number FROM _headrace.late_streams WHERE stream = ?", [stored.entry.stream]
-    ).fetchall()
-    if not number:
-        return ()
-    found = connection.execute(
-        "SELECT _partition, _offset, epoch_us(window_start), _applied_in_tick, _applied_at_offset"
-        f" FROM _headrace.sided_{number[0][0]} WHERE view = ? AND _applied_in_tick IS NOT NULL",
-        [stored.entry.view],
-    ).fetchall()
-    return tuple((place, offset, start, tick, at) for place, offset, start, tick, at in found)
+    return decode_offsets(offsets), watermark
 
 
 def _lowest_tick(connection: duckdb.DuckDBPyConnection) -> int:
-    found = connection.execute(
-        "SELECT value FROM _headrace.numbers WHERE name = 'lowest_change_tick'"
+    """The last tick that is no longer in the ledger."""
+    ((lowest,),) = connection.execute(
+        f"SELECT min(tick) - 1 FROM {SCHEMA}.{LEDGER.name}"
     ).fetchall()
-    return int(found[0][0]) if found else 0
+    return lowest or 0
 
 
 def _ticks(
     connection: duckdb.DuckDBPyConnection, number: int
 ) -> tuple[tuple[int, dict[int, int]], ...]:
+    """The newest that moved the view."""
     found = connection.execute(
-        f"SELECT tick, offsets FROM _headrace.progress WHERE number = {number}"
-        f" ORDER BY tick DESC LIMIT {TICKS_MAX}"
+        f"SELECT tick, moves FROM {SCHEMA}.{LEDGER.name} ORDER BY tick DESC LIMIT {TICKS_MAX}"
     ).fetchall()
-    return tuple((tick, decode_offsets(offsets)) for tick, offsets in reversed(found))
+    moves = ((tick, move_of(text, number)) for tick, text in reversed(found))
+    return tuple((tick, offsets) for tick, offsets in moves if offsets is not None)
 
 
 def _write_rows(
@@ -125,7 +100,7 @@ def _write_rows(
 ) -> int:
     public = [f"{quoted(name)} AS c{i}" for i, (name, _) in enumerate(stored.columns)]
     keys = [f"{quoted(name)} AS k{i}" for i, name in enumerate(stored.hidden)]
-    table = f"_headrace.read_{stored.number}"
+    table = stored.rows_sql
     chosen = ", ".join([*public, *keys])
     reader = arrow_reader(connection, f"SELECT {chosen} FROM {table}{where}")
     types = [parse_type(type_).arrow for _, type_ in stored.columns]

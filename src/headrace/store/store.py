@@ -1,0 +1,479 @@
+"""The store contract, once for all backends: kinds merge, a backend keeps tables.
+
+What a tick does is one commit of the backend:
+
+1. The generation, the tick's number and the sums of its events are checked.
+2. The merges of all shapes run in lock-step, and with them what the books want to know.
+3. Rows of views, progress, changes, late events, dedup keys, dead letters and the ledger's row are
+   committed together. Only then does this process's memory move on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from headrace.kinds.calculator import Calculator
+from headrace.kinds.event_groups import EventGroupKind
+from headrace.kinds.session import SessionKind
+from headrace.model.definitions import Stream
+from headrace.model.errors import FencedError, MemoryShortError, StoreError, ViewChangedError
+from headrace.model.plan import BoundView
+from headrace.model.settings import StoreSettings
+from headrace.model.tables import VIEW, Fetch, TableDelta
+from headrace.store.backend import Backend, Commit
+from headrace.store.books import (
+    BOOKS,
+    CATALOG,
+    DEAD_LETTERS,
+    FEED,
+    NUMBERS,
+    PROGRESS_BOOK,
+    STREAMS,
+    gone,
+    number_delta,
+)
+from headrace.store.catalog import (
+    StoredView,
+    catalog_delta,
+    find_view,
+    new_view,
+    progress_delta,
+    public_names,
+    read_catalog,
+    readable_view,
+)
+from headrace.store.changes import Retention, read_changes
+from headrace.store.conservation import check_sums
+from headrace.store.contract import (
+    CatalogEntry,
+    Freshness,
+    KnownKeys,
+    Offsets,
+    Page,
+    QueryResult,
+    Snapshot,
+    StoredDecision,
+    StoreDeadLetter,
+    StreamProgress,
+    TickWrite,
+    ViewChange,
+    ViewStatus,
+    ViewWrite,
+)
+from headrace.store.dedup_keys import DedupKeys
+from headrace.store.late import Late
+from headrace.store.late_counts import LateCounts
+from headrace.store.ledger import (
+    DEAD_LETTERS_MAX,
+    count_dead_letters,
+    dead_letters_delta,
+    ledger_delta,
+    prune,
+    read_dead_letters,
+    read_freshness,
+    read_ledger,
+    read_streams,
+    stream_progress,
+    streams_delta,
+)
+from headrace.store.reading.paging import read_page
+from headrace.store.reading.queries import Queries, working_memory_bytes
+from headrace.store.reading.snapshot import write_snapshot
+from headrace.store.stacks import Stacks, run_steps
+
+__all__ = ["ViewStore"]
+
+log = logging.getLogger("headrace.store")
+
+FORMAT = 1  # of the books and of the kinds' tables
+
+
+class ViewStore:
+    """Methods that write take their turn; reads have snapshots of their own.
+
+    Only this process commits, so what this object remembers (last tick, progress) is what the
+    backend holds; it changes only after a commit.
+    """
+
+    def __init__(self, backend: Backend, settings: StoreSettings) -> None:
+        self._backend = backend
+        self._settings = settings
+        self._lock = threading.RLock()
+        self._is_closed = False
+        try:
+            calculator = Calculator(backend.computing())
+            self._stacks = Stacks(backend, calculator)
+            self._late = Late(backend)
+            self._dedup = DedupKeys(backend, calculator)
+            self._open_books()
+            self._load()
+            self._queries = Queries(backend, settings, self._streams_of_views)
+        except BaseException:
+            backend.close()
+            raise
+
+    def _open_books(self) -> None:
+        there = self._backend.definitions()
+        if NUMBERS.name not in there:
+            books = (*BOOKS, *self._dedup.definitions())
+            deltas = [number_delta(format=FORMAT)]
+            self._backend.commit(Commit(self._backend.generation, deltas, create=books))
+        elif self._number("format") != FORMAT:
+            raise StoreError(
+                "the store was made by another version of headrace",
+                hint="move its file away: the views are filled again from the log",
+            )
+
+    def _number(self, name: str) -> int:
+        (found,) = self._backend.fetch(
+            [Fetch(NUMBERS.name, ("name",), gone(NUMBERS, name=[name]), columns=("value",))]
+        )
+        return int(found.column("value")[0].as_py()) if found.num_rows else 0
+
+    def _load(self) -> None:
+        self._retention = Retention(
+            self._settings.changes_ticks_max, self._settings.changes_rows_max
+        )
+        with self._backend.snapshot() as connection:
+            self._views: Mapping[str, StoredView] = read_catalog(connection)
+            self._streams: Mapping[str, StreamProgress] = read_streams(connection)
+            self._freshness = read_freshness(connection)
+            self._retention.load(connection)
+            self._late.load(connection)
+            self._dead_letters = count_dead_letters(connection)
+
+    def _streams_of_views(self) -> Mapping[str, str]:
+        entries = [stored.entry for stored in self._views.values()]
+        return {**self._late.names, **{e.view: e.stream for e in entries if not e.status.is_closed}}
+
+    def _commit(self, *deltas: TableDelta, **more: Any) -> None:
+        self._backend.commit(Commit(self._backend.generation, deltas, **more))
+
+    # Ownership and catalog
+
+    def claim(self) -> int:
+        with self._lock:
+            return self._backend.claim()
+
+    def last_tick(self) -> int:
+        return self._freshness.tick
+
+    def catalog(self) -> Mapping[str, CatalogEntry]:
+        return {name: stored.entry for name, stored in self._views.items()}
+
+    def create_view(self, view: BoundView, start_offsets: Mapping[int, int]) -> None:
+        with self._lock:
+            if any(name.lower() == view.name.lower() for name in self._views):
+                raise StoreError(f"the store already holds a view {view.name}")
+            number = self._number("next_view")
+            kind = self._stacks.kind_of(view)
+            seed = kind.seed(number)
+            rows = 0 if seed.changes is None else seed.changes.num_rows
+            stored = new_view(number, view, kind, start_offsets, self._freshness.tick, rows)
+            there = self._backend.definitions()
+            self._commit(
+                *seed.deltas,
+                catalog_delta(stored),
+                progress_delta([stored]),
+                number_delta(next_view=number + 1),
+                create=[table for table in kind.tables if table.name not in there],
+                views={view.name: kind.select_sql(number, public_names(view, kind))},
+            )
+            self._stacks.open(view, number, kind)
+            self._views = {**self._views, view.name: stored}
+
+    def open_view(self, view: BoundView) -> None:
+        with self._lock:
+            stored = find_view(self._views, view.name)
+            if stored.entry.fingerprint != view.plan.fingerprint:
+                raise ViewChangedError(
+                    f"the definition of view {view.name} changed under its state",
+                    hint=f"headrace rebuild {view.name}",
+                )
+            if self._stacks.is_open(view.name):
+                return
+            kind = self._stacks.kind_of(view)
+            if kind.shape != stored.shape:
+                raise ViewChangedError(
+                    f"view {view.name} is kept in another form by this version of headrace",
+                    hint=f"headrace rebuild {view.name}",
+                )
+            if stored.entry.status.is_closed:
+                public = kind.select_sql(stored.number, public_names(view, kind))
+                self._commit(views={view.name: public})
+            self._stacks.open(view, stored.number, kind)
+
+    def drop_view(self, name: str) -> None:
+        with self._lock:
+            stored = find_view(self._views, name)
+            name = stored.entry.view
+            others = {other: view for other, view in self._views.items() if other != name}
+            number, tables = [stored.number], stored.tables
+            is_last = all(other.shape != stored.shape for other in others.values())
+            deltas = [
+                TableDelta(CATALOG.name, gone(CATALOG, number=number)),
+                TableDelta(PROGRESS_BOOK.name, gone(PROGRESS_BOOK, **{VIEW: number})),
+                TableDelta(DEAD_LETTERS.name, gone(DEAD_LETTERS, number=number)),
+                *self._late.forget(name),
+            ]
+            if is_last:
+                deltas.append(TableDelta(FEED.name, gone(FEED, shape=[stored.shape])))
+            else:
+                own = gone(PROGRESS_BOOK, **{VIEW: number})
+                deltas += [TableDelta(table, own) for table in tables]
+            self._commit(*deltas, drop=tables if is_last else (), views={name: None})
+            self._stacks.close(name)
+            self._views = others
+
+    def set_status(self, name: str, status: ViewStatus) -> None:
+        with self._lock:
+            stored = find_view(self._views, name)
+            if stored.entry.status == status:
+                return
+            stored = stored.with_status(status)
+            view = stored.entry.view
+            self._commit(catalog_delta(stored), views={view: None} if status.is_closed else {})
+            self._views = {**self._views, view: stored}
+
+    # Ticks
+
+    def commit(
+        self, write: TickWrite, want_changes: frozenset[str] | None = None
+    ) -> Sequence[ViewChange]:
+        with self._lock:
+            if write.generation != self._backend.generation:
+                raise FencedError(
+                    f"generation {write.generation} was replaced by {self._backend.generation}",
+                    hint="another engine took over; this one must stop",
+                )
+            if write.tick != self._freshness.tick + 1:
+                raise StoreError(f"tick {write.tick} does not follow {self._freshness.tick}")
+            views = self._views
+            check_sums(write, {w.view: views[w.view].entry for w in write.views if w.view in views})
+            try:
+                return self._tick(write, want_changes)
+            except (duckdb.OutOfMemoryException, MemoryShortError):
+                self._queries.interrupt_all("a tick needs the memory")
+            try:
+                return self._tick(write, want_changes)
+            except (duckdb.OutOfMemoryException, MemoryShortError) as error:
+                raise StoreError(
+                    f"tick {write.tick} needs more memory than the store may use: {error}",
+                    hint="raise store.memory_mebibytes or lower engine.tick_rows_max",
+                ) from error
+
+    def _tick(self, write: TickWrite, want_changes: frozenset[str] | None) -> Sequence[ViewChange]:
+        if self._retention.is_exceeded or self._dead_letters > DEAD_LETTERS_MAX * 9 // 8:
+            self._prune()
+        tick, views = write.tick, self._views
+        marking = self._late.marking(tick, write.views, views)
+        merged, (marked,) = self._stacks.merge(tick, write.views, views, [marking])
+        changes, growth = merged.changes, merged.changes.growth()
+        moved = [_moved(views[view.view], view, tick, growth) for view in write.views]
+        streams = stream_progress(write, self._streams)
+        letters = [(views[view.view].number, one) for view in write.views for one in view.dead]
+        committed_at = max(time.time_ns() // 1000, self._freshness.committed_at_microseconds)
+        deltas = [
+            *merged.deltas,
+            *changes.feed(tick),
+            *([progress_delta(moved)] if moved else ()),
+            *streams_delta(streams),
+            *self._late.deltas(tick, write.views, views),
+            *marked,
+            *self._dedup.write(write.streams),
+            *dead_letters_delta(tick, letters),
+            ledger_delta(write, committed_at, moved),
+        ]
+        told = changes.of(
+            [v for v in moved if want_changes is None or v.entry.view in want_changes], tick
+        )
+        self._backend.commit(Commit(write.generation, deltas))
+        self._views = {**views, **{view.entry.view: view for view in moved}}
+        self._streams = {**self._streams, **streams}
+        self._retention.add(tick, changes.rows)
+        self._dead_letters += len(letters)
+        self._freshness = Freshness(tick, committed_at)
+        try:
+            self._dedup.accept()
+        except Exception:  # the tick is durable, whatever this process can remember of it
+            log.exception("dedup keys are read anew after tick %s", tick)
+            self._dedup.forget()
+        return told
+
+    def _prune(self) -> None:
+        lowest = self._retention.shrunk_lowest_tick()
+        self._commit(*prune(self._backend, self._freshness.tick, lowest))
+        self._retention.shrink(lowest)
+        self._dead_letters = min(self._dead_letters, DEAD_LETTERS_MAX)
+
+    def near_events(self, view: str, partials: pa.Table) -> pa.Table | None:
+        with self._lock:
+            kind, number = self._stacks.opened_kind(view)
+            if not isinstance(kind, EventGroupKind):
+                raise StoreError(f"view {view} has no event groups")
+            steps = kind.near_events(number, self._stacks.partials_of(view, partials))
+            found: pa.Table | None = run_steps(self._backend, steps)
+            return found
+
+    def sessions(self, view: str, keys: pa.Table, from_microseconds: int) -> pa.Table:
+        with self._lock:
+            kind, number = self._stacks.opened_kind(view)
+            if not isinstance(kind, SessionKind):
+                raise StoreError(f"view {view} has no sessions")
+            steps = kind.sessions(number, keys, from_microseconds)
+            found: pa.Table = run_steps(self._backend, steps)
+            return found
+
+    # Streams
+
+    def streams(self) -> Mapping[str, StreamProgress]:
+        return self._streams
+
+    def open_stream(self, stream: Stream) -> None:
+        with self._lock:
+            opened = self._dedup.open(stream)
+            is_judged_anew = not opened.is_kept and stream.name in self._streams
+            deltas = list(opened.deltas)
+            if is_judged_anew:
+                deltas.append(TableDelta(STREAMS.name, gone(STREAMS, stream=[stream.name])))
+            if deltas or opened.create or opened.drop:
+                self._commit(*deltas, create=opened.create, drop=opened.drop)
+            self._dedup.accept()
+            if is_judged_anew:
+                self._streams = {n: p for n, p in self._streams.items() if n != stream.name}
+
+    def known_keys(self, stream: str, events: pa.Table) -> KnownKeys:
+        with self._lock:
+            return self._dedup.known(stream, events)
+
+    def duplicates(self, stream: str, partition: int, start: int, end: int) -> Offsets:
+        with self._lock:
+            return self._dedup.duplicates(stream, partition, start, end)
+
+    # Late events
+
+    def declare_stream(self, stream: Stream) -> None:
+        with self._lock:
+            self._late.declare(stream)
+
+    def sided(self, stream: str, view: str, limit: int) -> Sequence[tuple[int, int]]:
+        with self._lock:
+            return self._late.sided(stream, view, limit)
+
+    def replays(self, stream: str, view: str) -> Sequence[tuple[int, int, int]]:
+        with self._lock:
+            return self._late.replays(stream, view)
+
+    def decide(self, decision: StoredDecision) -> None:
+        with self._lock:
+            self._late.decide(decision)
+
+    def decisions(self, stream: str) -> Sequence[StoredDecision]:
+        with self._lock:
+            return self._late.decisions(stream)
+
+    def late(self, stream: str, limit: int) -> LateCounts:
+        with self._queries.read() as (connection, _):
+            return self._late.counts(connection, stream, limit)
+
+    # Reads
+
+    def changes(self, view: str, after_tick: int, limit_ticks: int) -> Sequence[ViewChange]:
+        stored = readable_view(self._views, view)
+        with self._queries.read() as (connection, _):
+            return read_changes(connection, stored, after_tick, limit_ticks)
+
+    def ledger(self, limit: int) -> pa.Table:
+        with self._queries.read() as (connection, _):
+            return read_ledger(connection, limit)
+
+    def dead_letters(self, view: str | None, limit: int) -> Sequence[StoreDeadLetter]:
+        number = None if view is None else find_view(self._views, view).number
+        with self._queries.read() as (connection, _):
+            return read_dead_letters(connection, number, limit)
+
+    def read_view(
+        self,
+        name: str,
+        filters: Mapping[str, str],
+        order_by: Sequence[tuple[str, bool]],
+        limit: int,
+        cursor: str | None,
+    ) -> Page:
+        stored = readable_view(self._views, name)
+        rows_max = self._settings.query_rows_max
+        with self._queries.read() as (connection, freshness):
+            rows, following = read_page(
+                connection, stored, filters, order_by, limit, rows_max, cursor
+            )
+        return Page(rows, following, freshness)
+
+    def snapshot(
+        self, name: str, file: Path, filters: Mapping[str, str], with_ticks: bool = False
+    ) -> Snapshot:
+        stored = readable_view(self._views, name)
+        with self._queries.read() as (connection, freshness):
+            return write_snapshot(connection, stored, freshness, file, filters, with_ticks)
+
+    def views_in(self, sql: str) -> frozenset[str]:
+        return self._queries.views_in(sql)
+
+    def query(self, sql: str) -> QueryResult:
+        return self._queries.query(sql)
+
+    def describe(self, name: str) -> Sequence[tuple[str, str]]:
+        return readable_view(self._views, name).columns
+
+    # Upkeep
+
+    def checkpoint(self) -> None:
+        with self._lock:
+            if self._retention.shrunk_lowest_tick() > self._retention.lowest_tick:
+                self._prune()
+            self._backend.checkpoint()
+
+    def metrics(self) -> Mapping[str, Any]:
+        with self._queries.read() as (connection, _):
+            memory = working_memory_bytes(connection)
+        backend = self._backend.metrics()
+        return {
+            "file_bytes": backend["file_bytes"],
+            "write_ahead_bytes": backend["write_ahead_bytes"],
+            "memory_bytes": memory,
+            "view_rows": {name: view.rows for name, view in self._views.items()},
+            "queries_running": max(self._queries.running, 0),
+            "queries_interrupted": self._queries.interrupted,
+            "tick": self._freshness.tick,
+        }
+
+    def close(self) -> None:
+        """Everything committed is durable already. Running queries are interrupted."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._queries.close()
+            self._backend.close()
+
+
+def _moved(
+    stored: StoredView, write: ViewWrite, tick: int, growth: Mapping[int, int]
+) -> StoredView:
+    past, watermark = stored.entry, write.watermark_microseconds
+    entry = replace(
+        past,
+        next_offsets={**past.next_offsets, **write.next_offsets},
+        totals=past.totals.plus(write.counts),
+        watermark_microseconds=past.watermark_microseconds if watermark is None else watermark,
+    )
+    rows = stored.rows + growth.get(stored.number, 0)
+    return replace(stored, entry=entry, progress_tick=tick, rows=rows)

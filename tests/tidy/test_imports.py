@@ -24,7 +24,7 @@ MAY_KNOW = {
     "kinds": {"model"},
     "store": {"model", "kinds"},
     "engine": {"model", "compile", "log", "spark", "kinds", "store", "serve"},
-    "serve": {"model", "formats", "store"},
+    "serve": {"model", "formats", "http", "store"},
     "client": {"model"},
     "demo": {"model", "client"},
     "proof": {"model", "compile", "log", "spark", "store"},

@@ -1,17 +1,24 @@
-"""Refusals as RFC 9457 problem documents. Every code the gateway answers with is made here or
-carried by a RequestError, and is documented in docs/reference/errors.md."""
+"""Refusals as RFC 9457 problem documents, for both processes. Every code the gateway answers with
+is made here or carried by a RequestError, and is documented in docs/reference/errors.md."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 
 from headrace.model.definitions import Stream
 from headrace.model.errors import HeadraceError, RequestError
 
-__all__ = ["Response", "failure_response", "problem_body", "problem_response", "unknown_stream"]
+__all__ = [
+    "Response",
+    "failure_response",
+    "problem_document",
+    "problem_response",
+    "unknown_stream",
+]
 
 logger = logging.getLogger("headrace.gateway")
 
@@ -26,8 +33,11 @@ _TITLES = {
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
+    409: "Conflict",
+    410: "Gone",
     411: "Length Required",
     413: "Content Too Large",
+    414: "URI Too Long",
     415: "Unsupported Media Type",
     421: "Misdirected Request",
     422: "Unprocessable Content",
@@ -36,13 +46,14 @@ _TITLES = {
     500: "Internal Server Error",
     502: "Bad Gateway",
     503: "Service Unavailable",
+    504: "Gateway Timeout",
 }
 
 
-def problem_body(
+def problem_document(
     status: int, code: str, detail: str, hint: str = "", more: Mapping[str, object] | None = None
-) -> bytes:
-    document = {
+) -> dict[str, Any]:
+    return {
         "type": PROBLEM_TYPE + code,
         "title": _TITLES.get(status, "Error"),
         "status": status,
@@ -51,7 +62,6 @@ def problem_body(
         "hint": hint,
         **(more or {}),
     }
-    return msgspec.json.encode(document)
 
 
 def unknown_stream(name: str, streams: Iterable[Stream]) -> RequestError:
@@ -70,8 +80,8 @@ def problem_response(error: RequestError) -> Response:
         headers.append(("retry-after", str(error.retry_after_seconds)))
     if error.status == 401:
         headers.append(("www-authenticate", 'Bearer realm="headrace"'))
-    body = problem_body(error.status, error.code, error.message, error.hint, error.more)
-    return error.status, headers, body
+    document = problem_document(error.status, error.code, error.message, error.hint, error.more)
+    return error.status, headers, msgspec.json.encode(document)
 
 
 def failure_response(error: Exception) -> Response:

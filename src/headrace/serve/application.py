@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from headrace.model.errors import RequestError
 from headrace.serve.changes.change_stream import EventStream, follow_changes
 from headrace.serve.operate import late, ledger, operations, proof
-from headrace.serve.problems import problem
+from headrace.serve.problems import error_response
 from headrace.serve.query import views
 from headrace.serve.requests import Receive, Request, Response, Scope, Send, send_response
 from headrace.serve.services import Services
@@ -111,7 +111,7 @@ def _method_refused(method: str, allowed: list[str]) -> RequestError:
 
 
 def _problem(error: Exception) -> Response:
-    response = problem(error)
+    response = error_response(error)
     if isinstance(error, RequestError) and error.allow:
         response.headers.append(("allow", error.allow))
     return response

@@ -1,13 +1,13 @@
-"""Errors as RFC 9457 problem documents: the one place that turns an exception into an answer."""
+"""What the engine answers for an exception."""
 
 from __future__ import annotations
 
 import logging
-from http import HTTPStatus
 from typing import Any
 
 import msgspec
 
+from headrace.http.problems import problem_document
 from headrace.model.errors import (
     ChangesExpiredError,
     CoversError,
@@ -19,7 +19,7 @@ from headrace.model.errors import (
 )
 from headrace.serve.requests import Response
 
-__all__ = ["problem", "problem_document"]
+__all__ = ["error_document", "error_response"]
 
 _log = logging.getLogger("headrace.serve")
 
@@ -36,7 +36,7 @@ def _status(error: HeadraceError) -> int:
     return 500
 
 
-def problem_document(error: BaseException) -> dict[str, Any]:
+def error_document(error: BaseException) -> dict[str, Any]:
     """An error outside the error tree tells nothing of itself to the client; it is logged."""
     if isinstance(error, HeadraceError):
         status, code, detail, hint = _status(error), error.code, error.message, error.hint
@@ -44,19 +44,12 @@ def problem_document(error: BaseException) -> dict[str, Any]:
         _log.error("a request failed unexpectedly", exc_info=error)
         status, code, detail = 500, "internal", "the engine failed to answer"
         hint = "the engine's log has the reason"
-    return {
-        "type": f"https://headrace.dev/errors/{code}",
-        "title": HTTPStatus(status).phrase,
-        "status": status,
-        "detail": detail,
-        "code": code,
-        "hint": hint,
-        **(error.more if isinstance(error, RequestError) else {}),
-    }
+    more = error.more if isinstance(error, RequestError) else None
+    return problem_document(status, code, detail, hint, more)
 
 
-def problem(error: BaseException) -> Response:
-    document = problem_document(error)
+def error_response(error: BaseException) -> Response:
+    document = error_document(error)
     status = document["status"]
     headers = [("content-type", "application/problem+json")]
     if isinstance(error, RequestError) and error.retry_after_seconds is not None:

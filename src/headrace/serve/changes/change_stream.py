@@ -12,7 +12,7 @@ import msgspec
 from headrace.formats.answers import choose
 from headrace.model.errors import ChangesExpiredError, RequestError
 from headrace.serve.changes.subscriptions import Heartbeat, Subscription
-from headrace.serve.problems import problem_document
+from headrace.serve.problems import error_document
 from headrace.serve.requests import Receive, Request, Send
 from headrace.serve.services import Services
 
@@ -70,7 +70,7 @@ class EventStream:
         except TimeoutError:
             raise
         except Exception as error:
-            document = msgspec.json.encode(problem_document(error))
+            document = msgspec.json.encode(error_document(error))
             await _send(send, b"event: problem\ndata: " + document + b"\n\n")
 
     async def _end_when_left(self, receive: Receive) -> None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -20,6 +21,8 @@ import psutil
 import pytest
 
 import headrace
+from headrace.cli.exits import UNREACHABLE
+from headrace.cli.query import WAIT_SECONDS_MAX
 from headrace.demo.background_project import BackgroundProject
 from headrace.demo.shop import write_project
 
@@ -27,6 +30,7 @@ pytestmark = pytest.mark.end_to_end
 
 README = Path(__file__).parents[2] / "README.md"
 TIMES = 5
+PATIENCE = 10
 SHOWN = 5  # windows, newest first
 WINDOW_SECONDS = 3
 
@@ -60,6 +64,23 @@ class Shop:
             text=True,
             timeout=300,
         )
+
+    def ask(self, lines: str) -> tuple[str, subprocess.CompletedProcess[str]]:
+        """What the lines, the last of which is `headrace query`, print at first and in the end.
+        Where a machine is so slow that the engine takes longer to start than the command waits, it
+        must have waited all that time, and say so; it is run again."""
+        first = ""
+        for _ in range(PATIENCE):
+            began = time.monotonic()
+            ended = self.run(lines)
+            first = first or ended.stdout
+            if ended.returncode != UNREACHABLE:
+                break
+            assert time.monotonic() - began >= WAIT_SECONDS_MAX, ended
+            assert "hint: --now shows the views as they stand" in ended.stderr
+            lines = lines.splitlines()[-1]
+        assert ended.returncode == 0, ended
+        return first, ended
 
     def newest_windows(self) -> list[list[str]]:
         """As a batch computation over what was sent has them: start, income, payments."""
@@ -105,9 +126,7 @@ def two_lines() -> str:
     return str(block)
 
 
-def windows_shown(shop: Shop, ended: subprocess.CompletedProcess[str]) -> list[list[str]]:
-    accepted, table = ended.stdout[: ended.stdout.index("}") + 1], ended.stdout
-    assert json.loads(accepted)["accepted"] == 1_000, ended
+def windows_shown(table: str) -> list[list[str]]:
     lines = [line.split("│") for line in table.splitlines() if line.startswith("│")]
     rows = [[cell.strip() for cell in line] for line in lines]
     return [[_moment(row[1]), row[3], row[4]] for row in rows]
@@ -120,10 +139,10 @@ def _moment(text: str) -> str:
 def test_the_readme_shows_the_income_every_time(shop: Shop, two_lines: str) -> None:
     """The first time the engine has just been started."""
     for _ in range(TIMES):
-        ended = shop.run(two_lines)
+        first, ended = shop.ask(two_lines)
         shop.sent += 1
-        assert ended.returncode == 0, ended
-        assert windows_shown(shop, ended) == shop.newest_windows(), ended
+        assert json.loads(first[: first.index("}") + 1])["accepted"] == 1_000
+        assert windows_shown(ended.stdout) == shop.newest_windows(), ended
         assert f"{SHOWN} rows · tick " in ended.stderr
 
 
@@ -144,13 +163,13 @@ def test_an_engine_that_dies_while_queries_wait_answers_them_when_it_is_back(
     }
     sql = "SELECT payments FROM income WHERE window_start = '2026-01-01 00:00:00Z'"
     found: list[object] = []
-    with headrace.Client(shop.url, request_seconds_max=300) as client:
+    with headrace.Client(shop.url, request_seconds_max=600) as client:
         client.send("transactions", event)
         client.flush()
         ways: list[Callable[[], object]] = [
             lambda: client.query(sql).rows,
             lambda: client.view("income", window_start="2026-01-01T00:00:00Z").rows[0]["payments"],
-            lambda: json.loads(shop.run(f'headrace query "{sql}" --json').stdout)["rows"],
+            lambda: json.loads(shop.ask(f'headrace query "{sql}" --json')[1].stdout)["rows"],
         ]
         threads = [threading.Thread(target=lambda way=way: found.append(way())) for way in ways]
         for thread in threads:

@@ -323,6 +323,9 @@ class LogBatch:
     @cached_property
     def offsets(self) -> np.ndarray:
         """The offset of each row, ascending."""
+        if len(self.offset_runs) == 1:
+            first = self.offset_runs[0][1]
+            return np.arange(first, first + self.batch.num_rows)
         rows, offsets = np.array(self.offset_runs, dtype=np.int64).T
         lengths = np.diff(rows, append=self.batch.num_rows)
         offsets = np.repeat(offsets - rows, lengths)

@@ -34,6 +34,8 @@ from headrace.log.contract import (
 from headrace.log.embedded import commits
 from headrace.log.embedded import segment_reading as reading
 from headrace.log.embedded.backend import open_reader, open_writer, verify
+from headrace.log.embedded.retention_floor import write_retention_floor
+from headrace.model.definitions import Retention, RetentionAction
 from headrace.model.errors import LogError
 from headrace.model.settings import GatewaySettings, LogSettings
 
@@ -181,6 +183,13 @@ def maxima_read(reader: Any, stream: str, partition: int) -> list[int]:
     return [*found, reader.maxima(stream)[partition]]
 
 
+def positions_read(reader: Any, stream: str, partition: int) -> list[int]:
+    pieces = reader.read_history(
+        stream, partition, reader.oldest(stream)[partition], reader.ends(stream)[partition]
+    )
+    return [int(position) for piece in pieces for position in piece.positions]
+
+
 class Model:
     """What was acknowledged, and the one group whose answer never came."""
 
@@ -258,6 +267,9 @@ class Model:
         assert self.shop.ids(reader, "transactions", 0) == expected[0]
         assert self.shop.ids(reader, "transactions", 1) == expected[1]
         assert self.shop.ids(reader, "refunds", 0) == expected[2]
+        for at, place in enumerate(PLACES):  # an event's id tells its group
+            assert positions_read(reader, *place) == [number // 1_000 for number in expected[at]]
+        assert reader.position() == len(self.stored) - 1
         found = [maxima_read(reader, *place) for place in PLACES]
         assert found == [maxima[at] for at in sorted(maxima)]
         letters = [x.number for x in reader.dead_letters(None, -1, 10**6)]
@@ -355,6 +367,50 @@ def test_a_failing_disk_never_leaves_half_a_group(
             writer.close()
             with opened(directory, model) as writer:
                 model.check(directory, writer)
+
+
+@pytest.mark.parametrize("fault", ["kill", "power"])
+def test_a_crash_while_events_are_archived_loses_and_doubles_none(
+    shop: Any, seed: int, fault: str
+) -> None:
+    """At each call that retention makes, between the archive, the new start and the removal too."""
+    archived = Retention(age_microseconds=1, action=RetentionAction.ARCHIVE)
+    stream = shop.stream(partitions=1, retention=archived)
+    calls, is_done = 0, False
+    while not is_done:
+        calls += 1
+        with temporary_log() as directory:
+            disk = Disk(directory, random.Random(seed + calls))
+            with disk.installed():
+                with closing(open_writer(directory, [stream], SMALL, GatewaySettings())) as writer:
+                    for number in range(4):
+                        writer.append(Group((shop.to(stream, 0, number * 1_000, 20),)))
+                    write_retention_floor(directory, {"transactions": (60,)})
+                    disk.arm(fault, calls)
+                    try:
+                        writer.retain(10**12)
+                        is_done = True
+                    except Dead:
+                        pass
+                    disk.fault = ""
+                if fault == "power":
+                    disk.lose_power()
+                for number in (4, 5):
+                    with closing(
+                        open_writer(directory, [stream], SMALL, GatewaySettings())
+                    ) as writer:
+                        writer.append(Group((shop.to(stream, 0, number * 1_000, 20),)))
+                        reader = open_reader(directory, [stream])
+                        assert reader.oldest("transactions") == (0,)
+                        found = reader.read_history("transactions", 0, 0, (number + 1) * 20)
+                        ids = [i for piece in found for i in piece.batch.column("id").to_pylist()]
+                        groups = range(number + 1)
+                        assert ids == [g * 1_000 + row for g in groups for row in range(20)]
+                        positions = positions_read(reader, "transactions", 0)
+                        assert positions == [number // 1_000 for number in ids]
+                        writer.retain(10**12)
+                assert verify(directory).findings == ()
+    assert calls > 10
 
 
 @contextmanager

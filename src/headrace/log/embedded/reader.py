@@ -307,8 +307,9 @@ def _decoded(
         for frame in frames[1:]
         if frame.is_advanced
     )
-    positions = tuple((max(f.base_offset - base - low, 0), f.position) for f in frames)
-    return LogBatch(((0, base + low),), positions, maximum, batch, maxima)
+    positions = [(frame.base_offset - base - low, frame.position) for frame in frames]
+    positions[0] = (0, first.position)
+    return LogBatch(((0, base + low),), tuple(positions), maximum, batch, maxima)
 
 
 def _one_batch(frames: list[IndexedFrame], schema: pa.Schema) -> pa.RecordBatch:

@@ -20,7 +20,7 @@ from headrace.model.errors import FencedError, StoreError
 from headrace.model.settings import StoreSettings
 from headrace.model.tables import HIGH, LOW, ROW, Fetch, TableDefinition, TableDelta
 from headrace.store.backend import Backend, Commit
-from headrace.store.duckdb import keyed_tables
+from headrace.store.duckdb import keyed_tables, stored_table
 from headrace.store.duckdb.keyed_tables import DuckBackend
 from headrace.store.memory.backend import MemoryBackend
 
@@ -550,7 +550,8 @@ def test_any_changes_leave_what_plain_rows_would_be(
     seed: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Tables get their indexes after a few rows here."""
+    """Tables get hashes and indexes after a few rows here, and many keys share their hash."""
+    monkeypatch.setattr(stored_table, "HASH_SQL", "(hash({}) % 3)::BIGINT")
     monkeypatch.setattr(keyed_tables, "HASH_ROWS_MIN", 5)
     monkeypatch.setattr(keyed_tables, "INDEX_ROWS_MIN", 8)
     monkeypatch.setattr(keyed_tables, "KEEP_UP_COMMITS", 3)

@@ -39,6 +39,7 @@ HASH_ROWS_MIN = 50_000  # below, columns are compared as fast
 INDEX_ROWS_MIN = 2_000_000  # below, a scan is cheap and an index would slow large ticks down
 INDEXED_ROWS_MAX = 1_024  # keys looked up through the index; more are found faster by a scan
 HASH_PREFIX = "_hash_"
+HASH_SQL = "(hash({}) >> 1)::BIGINT"
 ROW_SCHEMA = pa.schema([(ROW, pa.int64())])
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 BOUND_MAX = 9_000_000_000_000_000_000  # beyond it a time is no literal that DuckDB takes
@@ -212,7 +213,7 @@ class StoredTable:
         on = next(columns for columns, name in self._sets.items() if name == column)
         # In the table's order: the same columns have the same hash, however they are asked for.
         ordered = [quoted(name) for name in self.definition.schema.names if name in on]
-        return f"(hash({', '.join(ordered)}) >> 1)::BIGINT"
+        return HASH_SQL.format(", ".join(ordered))
 
     # Changing, within the caller's transaction
 

@@ -26,14 +26,17 @@ from bench.drain import drain
 from bench.end_to_end import end_to_end
 from bench.freshness import RATES, figures_of, freshness
 from bench.ingest import ingest
+from bench.many import MANY_STREAMS, MANY_VIEWS, many
 from bench.nexmark import nexmark_alone, nexmark_bids
 from bench.reconcile import reconcile
 from bench.results import FIGURES, Figure, append, compare, lines, table
+from bench.row_view import row_view
 from bench.run import Run
 from bench.running_cost import startup_and_idle
 from bench.sessions import sessions
 from bench.shop import CHECKOUT
 from bench.sliding import sliding
+from bench.state_ratio import state_ratio
 from bench.ticks import ticks
 
 
@@ -52,6 +55,12 @@ PARTS: Sequence[Part] = (
     Part(("end_to_end", "memory"), end_to_end, over_http=True),
     Part(("tick_p99",), ticks),
     *(Part(figures_of(label), partial(freshness, label), over_http=True) for label in RATES),
+    *(
+        Part((wanted.figure,), partial(many, wanted), over_http=True)
+        for wanted in (MANY_STREAMS, MANY_VIEWS)
+    ),
+    Part(("state_ratio_600", "state_ratio_10k"), state_ratio, over_http=True),
+    Part(("row_view",), row_view, over_http=True),
     Part(("nexmark_bids", "nexmark_memory"), nexmark_bids, over_http=True),
     Part(("nexmark_alone",), nexmark_alone, over_http=True),
     Part(("drain", "drain_ratio", "drain_ratio_tuned"), drain),

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.results import FIGURES, shown
+from bench.results import FIGURES, Goal, shown
 from bench.run import Run
 from bench.shop import CHECKOUT
 
@@ -73,9 +73,10 @@ def _taken(
 
 def ratios(before: Values, after: Values) -> str:
     """Per figure the medians of both, and after ÷ before within the rounds that have both: their
-    median, least and most."""
+    median, least and most, beside what is asked of the median."""
     rows = [
-        f"{'figure':<18} {'before':>12} {'after':>12} {'ratio':>7} {'least':>7} {'most':>7}  unit"
+        f"{'figure':<18} {'before':>12} {'after':>12} {'ratio':>7} {'least':>7} {'most':>7}"
+        f"  {'unit':<17}  asked"
     ]
     lines = []
     for name, goal in FIGURES.items():
@@ -89,10 +90,18 @@ def ratios(before: Values, after: Values) -> str:
         found = [second / first if first else float("nan") for first, second in pairs]
         medians = [statistics.median(values) for values in zip(*pairs, strict=True)]
         ratio = statistics.median(found)
-        rows.append(
+        row = (
             f"{name:<18} {shown(medians[0]):>12} {shown(medians[1]):>12} {ratio:>7.3f}"
-            f" {min(found):>7.3f} {max(found):>7.3f}  {goal.unit}"
+            f" {min(found):>7.3f} {max(found):>7.3f}  {goal.unit:<17}  {_asked(goal, ratio)}"
         )
+        rows.append(row.rstrip())
         said = {"figure": name, "before": medians[0], "after": medians[1], "ratio": ratio}
         lines.append(json.dumps({**said, "rounds": len(pairs)}))
     return "\n".join([*rows, "", *lines])
+
+
+def _asked(goal: Goal, ratio: float) -> str:
+    if goal.ratio_asked is None:
+        return ""
+    met = "met" if goal.is_met_by_ratio(ratio) else "MISSED"
+    return f"{'≤' if goal.less_is_better else '≥'} {shown(goal.ratio_asked)} {met}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+from collections.abc import Collection
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
@@ -59,9 +61,41 @@ class Caller:
     def events_read(self) -> int:
         """How many events of its stream the view has read that has read the fewest; -1 while that
         cannot be told."""
+        return min(self.read_by_view().values(), default=-1)
+
+    def read_by_view(self) -> dict[str, int]:
+        """How many events of its stream each view has read; nothing while that cannot be told."""
         status, said = self.get("/v1/ledger")
         views = said.get("views", {}) if status == 200 else {}
-        return min((int(sums["read"]) for sums in views.values()), default=-1)
+        return {name: int(sums["read"]) for name, sums in views.items()}
+
+    def engine(self) -> dict[str, Any]:
+        """What the status says of the engine."""
+        status, said = self.get("/v1/status")
+        if status != 200 or said["engine"]["state"] != "live":
+            raise RuntimeError(f"GET /v1/status answered {status}: {said}")
+        engine: dict[str, Any] = said["engine"]
+        return engine
+
+    def tick(self) -> int:
+        return int(self.engine()["tick"])
+
+    def watermarks(self) -> dict[str, datetime | None]:
+        """By view, up to when it is complete."""
+        status, said = self.get("/v1/status")
+        views = said.get("views", {}) if status == 200 else {}
+        return {
+            name: datetime.fromisoformat(view["watermark"]) if view["watermark"] else None
+            for name, view in views.items()
+        }
+
+    def complete(self, streams: Collection[str], up_to: str) -> None:
+        """Say that everything up to this time has been sent to these streams."""
+        beats = [{"stream": stream, "complete_up_to": up_to} for stream in sorted(streams)]
+        raw = json.dumps(beats).encode()
+        status, said = self._call("POST", "/v1/heartbeats", raw, "application/json")
+        if status != 200:
+            raise RuntimeError(f"POST /v1/heartbeats answered {status}: {said}")
 
     def snapshot(self, project: Path, view: str) -> Snapshot:
         """All rows of a view at one tick, however many, as `headrace reconcile` reads them."""
@@ -74,8 +108,11 @@ class Caller:
         status, said = self._call("POST", path, asked, "application/json")
         if status != 200:
             raise RuntimeError(f"POST {path} answered {status}: {said}")
-        reached = tuple((tick, sum(offsets.values())) for tick, offsets in said["ticks"])
-        return Snapshot(folder / "rows.parquet", tuple(said["columns"]), reached)
+        reached, ends = [], dict(said["start_offsets"])
+        for tick, offsets in said["ticks"]:
+            ends |= offsets
+            reached.append((tick, sum(ends.values())))
+        return Snapshot(folder / "rows.parquet", tuple(said["columns"]), tuple(reached))
 
     def views(self) -> dict[str, Rows]:
         """All rows of all views, page by page."""

@@ -10,29 +10,21 @@ q5 counts per auction and window, without the join that picks the most; q16 is p
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from bench.batch import Query, check_views
+from bench.batch import Query
 from bench.bids import BIDS_SQL, Bids
-from bench.calls import Caller
-from bench.end_to_end import Taken, take_in, wait_for_engine
-from bench.events import CHUNK_EVENTS
-from bench.load import LoadSpec
-from bench.oracle import write_parquet
-from bench.processes import MemoryWatch, started
 from bench.results import Figure
 from bench.run import Run
+from bench.taken_in import Project, measured
 
-__all__ = ["QUERIES", "nexmark_alone", "nexmark_bids"]
+__all__ = ["QUERIES", "nexmark_alone", "nexmark_bids", "project"]
 
-SIZE = 5_000
-CONNECTIONS = 4
 EVENTS, QUICK_EVENTS = 4_000_000, 400_000
 ALONE_EVENTS = 1_600_000
-UNCOUNTED_SHARE = 8  # one in so many
-LOAD_SECONDS_MAX = 3_600.0
 COUNT = "bare_count"
+BIDS = Bids(seed=31)
 
 _RANKS = ("price < 10000", "price >= 10000 AND price < 1000000", "price >= 1000000")
 _COUNTS = ", ".join(
@@ -140,7 +132,7 @@ _ALONE: Mapping[str, Query] = {COUNT: Query("SELECT count(*) AS bids FROM bids")
 
 def nexmark_bids(work: Path, run: Run) -> Iterator[Figure]:
     events = run.events_or(EVENTS, QUICK_EVENTS)
-    taken, memory = _measured(work, run, QUERIES, events)
+    taken, memory = measured(work, run, project(QUERIES), BIDS, events)
     details = {
         **taken.details,
         "cpu_s_per_million": taken.cpu_s_per_million,
@@ -154,7 +146,7 @@ def nexmark_alone(work: Path, run: Run) -> Iterator[Figure]:
     """Each query in a project of its own, above a project that counts the bids."""
     events = run.events_or(ALONE_EVENTS, QUICK_EVENTS)
     found = {
-        name: _measured(work, run, {name: query}, events)[0].cpu_s_per_million
+        name: measured(work, run, project({name: query}), BIDS, events)[0].cpu_s_per_million
         for name, query in _ALONE.items()
     }
     bare = found.pop(COUNT)
@@ -164,47 +156,6 @@ def nexmark_alone(work: Path, run: Run) -> Iterator[Figure]:
     )
 
 
-def _measured(
-    work: Path, run: Run, queries: Mapping[str, Query], events: int
-) -> tuple[Taken, MemoryWatch]:
-    project = work / "-".join(["nexmark", *(queries if len(queries) == 1 else ())])
-    _write_project(project, queries)
-    uncounted = max(events // UNCOUNTED_SHARE // CHUNK_EVENTS, 1) * CHUNK_EVENTS
-    if events <= uncounted:
-        raise ValueError(f"{events} events are too few: the first {uncounted} are not counted")
-    bids = Bids(seed=31)
-    with started(project, run.checkout) as running, Caller(running.port) as caller:
-        wait_for_engine(running, caller)
-        memory = MemoryWatch(running)
-        memory.start()
-
-        def load(first: int, last: int) -> Taken:
-            spec = LoadSpec(
-                running.port, bids, last, SIZE, CONNECTIONS, LOAD_SECONDS_MAX, first=first
-            )
-            return take_in(running, caller, spec, first, LOAD_SECONDS_MAX)
-
-        load(0, uncounted)
-        taken = load(uncounted, events)
-        memory.stop()
-        rows = {view: caller.snapshot(project, view) for view in queries}
-    check_views(queries, {"bids": _written(work, bids, events)}, rows)
-    return taken, memory
-
-
-def _written(work: Path, bids: Bids, events: int) -> Sequence[Path]:
-    """The bids as files, once for all that are measured in this folder."""
-    directory = work / "bids"
-    if directory.exists():
-        return sorted(directory.iterdir())
-    return write_parquet(directory, bids, events)
-
-
-def _write_project(directory: Path, queries: Mapping[str, Query]) -> None:
-    directory.mkdir(parents=True)
-    (directory / "headrace.toml").write_text('name = "nexmark"\n\n[gateway]\nport = 0\n')
-    views = [
-        f"CREATE MATERIALIZED VIEW {name} AS\n{query.definition};\n"
-        for name, query in queries.items()
-    ]
-    (directory / "nexmark.sql").write_text("\n".join([BIDS_SQL, *views]))
+def project(queries: Mapping[str, Query]) -> Project:
+    name = "-".join(["nexmark", *(queries if len(queries) == 1 else ())])
+    return Project(name, BIDS_SQL, queries)

@@ -14,7 +14,7 @@ from bench.load import Acknowledged
 from bench.oracle import Difference
 from bench.processes import wait_until
 
-__all__ = ["Probe", "visible_after"]
+__all__ = ["Probe", "seen_after", "visible_after"]
 
 READS_PER_SECOND = 50
 SEEN_SECONDS_MAX = 300.0
@@ -89,12 +89,22 @@ def visible_after(
 ) -> list[float]:
     """Seconds from each acknowledgement to the first answer that counts everything sent by then;
     0 when an answer had shown it already."""
-    counts = [count for count, _ in seen]
+    return seen_after(acknowledged, [before + each.begun for each in acknowledged], seen)
+
+
+def seen_after(
+    acknowledged: Sequence[Acknowledged],
+    wanted: Sequence[int],
+    seen: Sequence[tuple[int, float]],
+) -> list[float]:
+    """Seconds from each acknowledgement to the first answer that shows what is wanted for it, or
+    more; 0 when one had shown it already."""
+    shown = [each for each, _ in seen]
     times = [at for _, at in seen]
     waits = []
-    for each in acknowledged:
-        position = bisect_left(counts, before + each.begun)
-        if position == len(counts):
-            raise ValueError(f"{before + each.begun} events were never seen in the views")
+    for each, least in zip(acknowledged, wanted, strict=True):
+        position = bisect_left(shown, least)
+        if position == len(shown):
+            raise ValueError(f"{least} was never seen in the views, at most {shown[-1:]}")
         waits.append(max(0.0, times[position] - each.at))
     return waits

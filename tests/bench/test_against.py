@@ -49,3 +49,12 @@ def test_a_round_counts_where_both_checkouts_have_the_figure() -> None:
     (line,) = (line for line in shown.splitlines() if line.startswith("{"))
     assert json.loads(line)["ratio"] == 2
     assert json.loads(line)["rounds"] == 1
+
+
+def test_what_is_asked_of_a_ratio_is_said_beside_it() -> None:
+    before = [{"row_view": 100.0, "freshness_p50_10k": 72.0, "startup": 1.0}]
+    after = [{"row_view": 150.0, "freshness_p50_10k": 60.0, "startup": 9.0}]
+    _, freshness, row_view, startup, *_ = against.ratios(before, after).splitlines()
+    assert freshness.split()[-3:] == ["≤", "0.8333", "met"]
+    assert row_view.split()[-3:] == ["≥", "2", "MISSED"]
+    assert startup.split()[-1] == "s"

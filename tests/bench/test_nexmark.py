@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 from bench.bids import SCHEMA, Bids
 from bench.events import CHUNK_EVENTS, encoded
-from bench.nexmark import QUERIES, _write_project
+from bench.nexmark import QUERIES, project
+from bench.taken_in import write_project
 
 from headrace.compile import load_project
 
@@ -47,12 +48,12 @@ def test_half_the_bids_are_for_the_hot_auction_and_disorder_is_bounded() -> None
 
 
 def test_the_queries_are_valid_and_have_rows(tmp_path: Path) -> None:
-    _write_project(tmp_path / "project", QUERIES)
-    project = load_project(tmp_path / "project")
-    assert {view.name for view in project.views} == set(QUERIES)
+    write_project(tmp_path / "project", project(QUERIES))
+    found = load_project(tmp_path / "project")
+    assert {view.name for view in found.views} == set(QUERIES)
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         connection.register("bids", pa.Table.from_batches([BIDS.columns(0)]))
         for name, query in QUERIES.items():
-            found = connection.execute(query.batch or query.definition).fetchone()
-            assert found is not None, name
+            row = connection.execute(query.batch or query.definition).fetchone()
+            assert row is not None, name

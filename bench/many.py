@@ -129,6 +129,7 @@ def many(wanted: Many, work: Path, run: Run) -> Iterator[Figure]:
         "reads_per_s": reads / elapsed,
         "events_per_s": result.events / elapsed,
         "headrace_cores": cpu / elapsed,
+        "cpu_s_per_million": cpu / result.events * 1_000_000,
         "generator_core": result.core,
     }
     yield Figure(wanted.figure, float(np.percentile(waits, 99)), details)

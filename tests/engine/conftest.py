@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from engine_fixtures import make_rig, make_shared_rig, shop
+from engine_fixtures import both_ways, make_rig, make_shared_rig, shop
 
-__all__ = ["make_rig", "make_shared_rig", "shop"]
+__all__ = ["both_ways", "make_rig", "make_shared_rig", "shop"]

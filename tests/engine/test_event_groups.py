@@ -19,6 +19,8 @@ from headrace.log.contract import stored_schema
 from headrace.model.settings import EngineSettings
 from headrace.store.duckdb import views
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 DELAY, TIMEOUT = 5, 12
 PARCELS = ("a", "b", "c")

@@ -269,6 +269,7 @@ def test_ticks_with_a_shuffle_give_the_same(
     shuffle_rows_min: int,
     unused: str,
 ) -> None:
+    monkeypatch.setattr("headrace.engine.shared_plan.ROWS_TIMES_VIEWS_MAX", 0)
     rig = make_rig(shop + ADDED, engine=EngineSettings(shuffle_rows_min=shuffle_rows_min))
     rig.start()
     monkeypatch.delattr(PreparedPlan, unused)

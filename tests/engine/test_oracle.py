@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from matching_rows import assert_same_rows
@@ -16,6 +17,8 @@ from pyspark.sql import SparkSession
 from headrace.compile import plan_view
 from headrace.log.contract import stored_schema
 from headrace.model.settings import EngineSettings
+
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 USERS = ("a", "b", "ä", "", None)

@@ -19,6 +19,8 @@ from headrace.proof.comparison import Compared
 from headrace.proof.reconcile import reconcile, subject
 from headrace.proof.why import Explained, explain
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 CLOSING = ("revised", "dropped")  # their views emit on close
 RUN = {
     "sided": KINDS,

@@ -18,6 +18,8 @@ from pyspark.sql import SparkSession
 from headrace.engine.lateness import KeySessions
 from headrace.model.settings import EngineSettings
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 GAP, DELAY, HORIZON = 3, 2, 6
 APART = 1_000  # seconds from one example to the next

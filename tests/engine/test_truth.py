@@ -28,6 +28,8 @@ from matching_rows import assert_same_rows
 from headrace.model.settings import EngineSettings
 from headrace.store.contract import StoredDecision
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 HALF = SECOND // 2
 DECISIONS = ("apply", "side", "drop")
 SEEDS = st.integers(0, 2**32 - 1).filter(bool)  # else every run would begin, and end, with 0

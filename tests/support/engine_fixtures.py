@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.compile import load_project
+from headrace.engine import shared_plan
 from headrace.engine.control import EngineControl
 from headrace.engine.loop import Engine
 from headrace.log.contract import Group, LogReader, LogWriter, PartitionBatch, stored_schema
@@ -171,6 +172,15 @@ def rigs(spark: SparkSession, folder: Path) -> Iterator[Callable[..., Rig]]:
         rig.stop()
         rig.writer.close()
         rig.reader.close()
+
+
+@pytest.fixture(scope="module")
+def both_ways() -> Iterator[None]:
+    """For tests of what views hold: a tick of some events is computed event by event, one of some
+    more is grouped, and the states of both are merged."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared_plan, "ROWS_TIMES_VIEWS_MAX", 24)
+        yield
 
 
 @pytest.fixture

@@ -1,10 +1,13 @@
-"""From ranges of events to partials: one run of a prepared plan, or more where it must be.
+"""From ranges of events to partials: one job for all that is small, else one plan for each stream.
 
-- Duplicates are found first, and left out of every run (duplicates.py).
-- Events that others must judge (LATE is NULL) are judged, and the plan runs again.
+- Duplicates are found first, and left out of every run (dedup.py).
+- Streams with few events are computed together, event by event (shared_plan.py); a stream with
+  many is grouped by a plan of its own.
+- Events that others must judge (LATE is NULL) are judged. Where each row is one event the result is
+  filled in; where rows are groups the plan runs again.
 - A stream that halts on late events is cut before the first that nobody has decided.
-- A plan that fails on data runs for each view alone; a view that fails alone leaves the tick and
-  tries with half the rows, until one event is left, which becomes its dead letter.
+- What fails on data runs for each stream alone, then for each view; a view that fails alone leaves
+  the tick and tries with half the rows, until one event is left, which becomes its dead letter.
 """
 
 from __future__ import annotations
@@ -21,9 +24,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.engine.dedup import Verdict, find_duplicates
-from headrace.engine.late_events import LateFinder
+from headrace.engine.late_events import OWN_COLUMNS, LateFinder
 from headrace.engine.late_windows import JoinedWindows, count_rows
 from headrace.engine.lateness import LatenessResolver
+from headrace.engine.shared_plan import SharedPlan
 from headrace.engine.views import (
     Halt,
     Isolation,
@@ -46,8 +50,10 @@ from headrace.spark.event_annotations import (
     merged,
 )
 from headrace.spark.event_query import TIME, EventQuery
+from headrace.spark.event_tables import EventTables
 from headrace.spark.leaf import OFFSET, PARTITION, WATERMARK
 from headrace.spark.prepared_plan import PartialTables, PreparedPlan
+from headrace.spark.prepared_projection import Part
 from headrace.spark.windows import Decision, Lateness
 from headrace.store.contract import Store
 
@@ -59,7 +65,18 @@ __all__ = ["Computed", "Computer"]
 log = logging.getLogger("headrace.engine")
 
 PLANS_MAX = 64
+Work = tuple["ViewGroup", tuple[Range, ...]]
 _ANNOTATIONS_NAME = "annotations.arrow"
+
+
+@dataclass(frozen=True)
+class GroupedTables:
+    """What a grouped plan gave: each row stands for one event or more."""
+
+    tables: PartialTables
+
+
+Run = GroupedTables | EventTables
 
 
 @dataclass(frozen=True)
@@ -115,31 +132,64 @@ class Computer:
         event_query = EventQuery(spark, reader.address)
         self._finder = LateFinder(event_query, reader)
         self._lateness = LatenessResolver(event_query, store)
-        self._filed: tuple[EventAnnotations, str] | None = None
-        self._known_verdict: tuple[tuple[str, tuple[Range, ...]], Verdict] | None = None
+        self._planning = ThreadPoolExecutor(1, "headrace-plan")
+        self._shared = SharedPlan(spark, analysis, reader.address, self._planning)
+        self._filed: dict[str, tuple[EventAnnotations, str]] = {}  # by stream
+        self._verdicts: dict[tuple[str, tuple[Range, ...]], Verdict] = {}
 
     def close(self) -> None:
+        self._planning.shutdown(wait=True, cancel_futures=True)
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def prepare(self, group: ViewGroup) -> None:
-        self._plan(group.stream, group.views).warm_up()
+    def prepare(self, views: Sequence[LiveView]) -> None:
+        """The plan that the first small tick runs."""
+        self._shared.prepare(views)
 
-    def compute(self, group: ViewGroup, ranges: tuple[Range, ...]) -> list[Computed]:
-        """The group's partials; when its shared plan fails on data, each view's on its own."""
+    def prepare_grouped(self, group: ViewGroup) -> None:
+        """What the group's first large tick runs, made beside the ticks until then."""
+        self._planning.submit(self._plan(group.stream, group.views).warm_up)
+
+    def follow(self, views: Sequence[LiveView]) -> None:
+        """At the start of every tick: views that have begun since get a new plan, beside the one
+        that serves."""
+        self._shared.follow(views)
+
+    def compute(self, work: Sequence[Work]) -> list[Computed]:
+        """The partials of every group, of which each stream has at most one. Groups are computed
+        together where they are small; if that fails on data, one after the other."""
+        known: dict[str, EventTables] = {}
+        for together in self._shared.packed(work):
+            if len(together) < 2:
+                continue
+            try:
+                known.update(self._run_small(together))
+            except Exception as error:
+                if data_failure(error) is None:
+                    raise
+        return [
+            done
+            for group, ranges in work
+            for done in self._compute(group, ranges, known.get(group.stream.name))
+        ]
+
+    def _compute(
+        self, group: ViewGroup, ranges: tuple[Range, ...], known: EventTables | None = None
+    ) -> list[Computed]:
+        """The group's partials; when its views fail on data together, each view's on its own."""
         try:
-            return [self._attempt(group, ranges)]
+            return [self._attempt(group, ranges, known)]
         except Exception as error:
             reason = data_failure(error)
             if reason is None:
                 raise
         if len(group.views) > 1:
             alone = [replace(group, views=(view,)) for view in group.views]
-            found = [done for one in alone for done in self.compute(one, ranges)]
+            found = [done for one in alone for done in self._compute(one, ranges)]
             least = self._least(group.stream, ranges, [done.ranges for done in found])
             if least == ranges:
                 return found
             # Some views halt earlier than others: none goes on without them.
-            again = [done for one in alone for done in self.compute(one, least)]
+            again = [done for one in alone for done in self._compute(one, least)]
             halt = next(done.halt for done in found if done.halt is not None)
             return [replace(done, halt=done.halt or halt) for done in again]
         return self.isolate(group, ranges, reason)
@@ -159,32 +209,31 @@ class Computer:
         log.warning("view %s failed on data among %s events: %s", view.name, rows, reason)
         return []
 
-    def _attempt(self, group: ViewGroup, ranges: tuple[Range, ...]) -> Computed:
+    def _attempt(
+        self, group: ViewGroup, ranges: tuple[Range, ...], known: EventTables | None = None
+    ) -> Computed:
         verdict = self._verdict(group.stream, ranges)
         annotations = self._known_annotations(group.stream, ranges, verdict)
-        tables = self._run(group, ranges, annotations)
-        unresolved = [view for view in group.views if _has_null(tables, view, LATE)]
+        run = known or self._run(group, ranges, annotations)
+        unresolved = [view for view in group.views if _has_null(run.tables, view, LATE)]
         joined: dict[str, JoinedWindows] = {}
         if unresolved:
-            annotations, joined = self._with_lateness(
-                group.stream, unresolved, ranges, tables, annotations
+            run, annotations, joined = self._with_lateness(
+                group, unresolved, ranges, run, annotations
             )
-            tables = self._run(group, ranges, annotations)
-        undecided = [view for view in group.views if _has_null(tables, view, BEYOND)]
+        undecided = [view for view in group.views if _has_null(run.tables, view, BEYOND)]
         if undecided and group.stream.late_policy is LatePolicy.HALT:
-            cut, halt = self._cut(group.stream, undecided, ranges, annotations)
+            cut, halt = self._cut(group.stream, undecided, ranges, run, annotations)
             if not cut:
                 return Computed(group, (), group.views, {}, halt=halt)
             return replace(self._attempt(group, cut), halt=halt)
         late = {
-            view.name: self._finder.find(
-                view.running_plan.plan, group.stream, ranges, self._file(annotations)
-            )
+            view.name: self._late_events(view, group.stream, ranges, run, annotations)
             for view in group.views
-            if _records_late(group.stream) and _sets_aside(tables, view)
+            if _records_late(group.stream) and _sets_aside(run.tables, view)
         }
         return Computed(
-            group, ranges, group.views, tables, annotations, verdict, late=late, joined=joined
+            group, ranges, group.views, run.tables, annotations, verdict, late=late, joined=joined
         )
 
     def _verdict(self, stream: Stream, ranges: tuple[Range, ...]) -> Verdict:
@@ -192,34 +241,40 @@ class Computer:
         if stream.deduplication is None:
             return Verdict()
         key = (stream.name, ranges)
-        if self._known_verdict is None or self._known_verdict[0] != key:
+        if key not in self._verdicts:
             reached = reached_offsets(self._store, stream)
-            found = find_duplicates(self._reader, self._store, stream, ranges, reached)
-            self._known_verdict = (key, found)
-        return self._known_verdict[1]
+            self._verdicts[key] = find_duplicates(
+                self._reader, self._store, stream, ranges, reached
+            )
+        return self._verdicts[key]
 
     def forget(self) -> None:
         """The tick is over: what was found rests on where the stream stood."""
-        self._known_verdict = None
+        self._verdicts.clear()
 
     def _with_lateness(
         self,
-        stream: Stream,
+        group: ViewGroup,
         views: Sequence[LiveView],
-        ranges: Sequence[Range],
-        tables: PartialTables,
+        ranges: tuple[Range, ...],
+        run: Run,
         annotations: EventAnnotations,
-    ) -> tuple[EventAnnotations, dict[str, JoinedWindows]]:
-        """The annotations, and how the events were judged that a first run could not judge."""
-        file = self._file(annotations)
+    ) -> tuple[Run, EventAnnotations, dict[str, JoinedWindows]]:
+        """How the events were judged that a first run could not judge, and what follows."""
+        file = self._file(group.stream, annotations)
         joined: dict[str, JoinedWindows] = {}
         for view in views:
-            partials = tables[(view.name, None)]
+            partials = run.tables[(view.name, None)]
+            events = run if isinstance(run, EventTables) else None
             found, joined[view.name] = self._lateness.resolve(
-                view.running_plan, stream, ranges, partials, file
+                view.running_plan, group.stream, ranges, partials, file, events
             )
             annotations = merged(annotations, found)
-        return annotations, joined
+            if isinstance(run, EventTables):
+                run = run.with_lateness(view.name, group.stream, found)
+        if not isinstance(run, EventTables):
+            run = self._run(group, ranges, annotations)
+        return run, annotations, joined
 
     def _known_annotations(
         self, stream: Stream, ranges: Sequence[Range], verdict: Verdict
@@ -235,42 +290,72 @@ class Computer:
         return merged(known, annotations_of(DECISION, decided)) if decided else known
 
     def _run(
-        self, group: ViewGroup, ranges: Sequence[Range], annotations: EventAnnotations
-    ) -> PartialTables:
+        self, group: ViewGroup, ranges: tuple[Range, ...], annotations: EventAnnotations
+    ) -> Run:
+        if self._shared.packed([(group, ranges)]):
+            return self._run_small([(group, ranges)], annotations)[group.stream.name]
         rows = sum(r.rows for r in ranges)
         shuffle = 0 < self._settings.engine.shuffle_rows_min <= rows
         plan = self._plan(group.stream, group.views)
-        return plan.run(ranges, shuffle, self._file(annotations))
+        return GroupedTables(plan.run(ranges, shuffle, self._file(group.stream, annotations)))
 
-    def _file(self, annotations: EventAnnotations) -> str:
+    def _run_small(
+        self, together: Sequence[Work], annotations: EventAnnotations | None = None
+    ) -> dict[str, EventTables]:
+        """One job. Without annotations those that are known of each stream's events."""
+        parts = []
+        for group, ranges in together:
+            own = annotations
+            if own is None:
+                verdict = self._verdict(group.stream, ranges)
+                own = self._known_annotations(group.stream, ranges, verdict)
+            names = tuple(view.name for view in group.views)
+            parts.append(Part(group.stream.name, names, ranges, self._file(group.stream, own)))
+        return self._shared.run(parts)
+
+    def _file(self, stream: Stream, annotations: EventAnnotations) -> str:
         """Where the tasks find the annotations. Two files never share a name, nor do those of two
         engines that one Spark serves in turn: workers remember files."""
         if annotations.is_empty:
             return ""
-        if self._filed is not None and self._filed[0] is annotations:
-            return self._filed[1]
+        known = self._filed.get(stream.name)
+        if known is not None and known[0] is annotations:
+            return known[1]
         directory = self._settings.run_directory
         directory.mkdir(parents=True, exist_ok=True)
-        for old in directory.glob(f"*.{_ANNOTATIONS_NAME}"):
+        for old in directory.glob(f"{stream.name}.*.{_ANNOTATIONS_NAME}"):
             old.unlink()
-        file = directory / f"{uuid.uuid4().hex}.{_ANNOTATIONS_NAME}"
+        file = directory / f"{stream.name}.{uuid.uuid4().hex}.{_ANNOTATIONS_NAME}"
         annotations.write(file)
-        self._filed = (annotations, str(file))
+        self._filed[stream.name] = (annotations, str(file))
         return str(file)
+
+    def _late_events(
+        self,
+        view: LiveView,
+        stream: Stream,
+        ranges: Sequence[Range],
+        run: Run,
+        annotations: EventAnnotations,
+    ) -> pa.Table:
+        plan = view.running_plan.plan
+        if isinstance(run, EventTables):
+            return run.late_events(view.name, OWN_COLUMNS)
+        return self._finder.find(plan, stream, ranges, self._file(stream, annotations))
 
     def _cut(
         self,
         stream: Stream,
         views: Sequence[LiveView],
         ranges: Sequence[Range],
+        run: Run,
         annotations: EventAnnotations,
     ) -> tuple[tuple[Range, ...], Halt]:
         """The ranges up to the first late event of each partition that nobody has decided, and
         the first of those events."""
         halts: dict[int, Halt] = {}
         for view in views:
-            plan = view.running_plan.plan
-            found = self._finder.find(plan, stream, ranges, self._file(annotations))
+            found = self._late_events(view, stream, ranges, run, annotations)
             for row in found.filter(found.column(BEYOND).is_null()).to_pylist():
                 halt = Halt(row[PARTITION], row[OFFSET], _reason(view, row))
                 known = halts.get(halt.partition)
@@ -313,7 +398,7 @@ class Computer:
         group = ViewGroup(view.stream, (view,), view.next_offsets, view.next_offsets, 0, False)
         known = self._known_annotations(view.stream, ranges, Verdict())
         annotations = merged(known, annotations_of(lateness_column(view.name), late))
-        tables = self._run(group, ranges, annotations)
+        tables = self._run(group, ranges, annotations).tables
         found: PartialTables = {}
         for key, table in tables.items():
             if BEYOND in table.column_names:

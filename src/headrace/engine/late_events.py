@@ -1,5 +1,5 @@
 """The late events of a tick, one by one. Partials only say how many there are; who they are is
-asked of Spark again."""
+asked of Spark again, unless each row is one event already."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from headrace.spark.leaf import OFFSET, PARTITION, WATERMARK
 from headrace.spark.windows import Decision
 from headrace.store.late_counts import late_column
 
-__all__ = ["LateFinder", "decided_to_drop", "dropped_windows"]
+__all__ = ["OWN_COLUMNS", "LateFinder", "decided_to_drop", "dropped_windows"]
 
-_OWN = (PANE, PANE_END, LATE, BEYOND)
+OWN_COLUMNS = (PANE, PANE_END, LATE, BEYOND)
 
 
 class LateFinder:
@@ -48,7 +48,7 @@ class LateFinder:
         """Place, time, watermark, decision and pane of every event that is late for the view and
         not applied to all its windows, or not decided yet; ordered by place."""
         main = groupings_of(plan, stream)[0]
-        own = [(name, sql) for name, sql in main.keys if name in _OWN]
+        own = [(name, sql) for name, sql in main.keys if name in OWN_COLUMNS]
         beyond = dict(own).get(BEYOND, dict(own)[LATE])
         is_aside = f"coalesce({beyond}, 1) <> 0"
         found = self._event_query.ask(stream, main, is_aside, own, ranges, annotations_file)

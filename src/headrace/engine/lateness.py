@@ -32,6 +32,7 @@ from headrace.spark.event_annotations import (
     lateness_column,
 )
 from headrace.spark.event_query import TIME, EventQuery
+from headrace.spark.event_tables import EventTables
 from headrace.spark.leaf import OFFSET, PARTITION, WATERMARK
 from headrace.spark.windows import Decision, Lateness
 from headrace.store.contract import Store
@@ -98,13 +99,18 @@ class LatenessResolver:
         ranges: Sequence[Range],
         partials: pa.Table,
         annotations_file: str,
+        known: EventTables | None,
     ) -> tuple[EventAnnotations, JoinedWindows]:
         """The column `lateness_column(view)` for exactly the events that `partials`, a first run's,
         leave without LATE, and the windows of those that are late. `annotations_file` is that
-        run's."""
+        run's, and `known` its events where they are known one by one."""
         if isinstance(view.plan.window, EventGroup):
             return self._resolve_groups(view, stream, partials)
-        return self._resolve_sessions(view, stream, ranges, partials, annotations_file)
+        if known is not None:
+            events = known.events(view.name, [column.name for column in view.keys])
+        else:
+            events = self._asked(view, stream, ranges, annotations_file)
+        return self._resolve_sessions(view, stream, partials, events)
 
     def _resolve_groups(
         self, view: BoundView, stream: Stream, partials: pa.Table
@@ -123,16 +129,15 @@ class LatenessResolver:
         self,
         view: BoundView,
         stream: Stream,
-        ranges: Sequence[Range],
         partials: pa.Table,
-        annotations_file: str,
+        events: pa.Table,
     ) -> tuple[EventAnnotations, JoinedWindows]:
         window = view.plan.window
         assert isinstance(window, SessionWindow)
         gap = window.gap_microseconds
         keys = partials.filter(partials.column(LATE).is_null())
         keys = keys.select([column.name for column in view.keys])
-        events = self._events(view, stream, ranges, keys, annotations_file)
+        events = _of_keys(events, view, keys)
         times = events.column(TIME)
         known = self._sessions(view, keys, pc.min(times).as_py() or 0, gap)
         places: dict[int, list[tuple[int, Lateness]]] = {}
@@ -163,25 +168,22 @@ class LatenessResolver:
             insort(known.setdefault(key, KeySessions(gap)).spans, (start, end - gap))
         return known
 
-    def _events(
-        self,
-        view: BoundView,
-        stream: Stream,
-        ranges: Sequence[Range],
-        keys: pa.Table,
-        annotations_file: str,
+    def _asked(
+        self, view: BoundView, stream: Stream, ranges: Sequence[Range], annotations_file: str
     ) -> pa.Table:
-        """Of all events of these keys that the view takes, and perhaps of some more: keys, place,
-        time, watermark and decision."""
+        """Of all events that the view takes: keys, place, time, watermark and decision."""
         main = groupings_of(view.plan, stream)[0]
         own = [(key.name, key.sql) for key in view.plan.keys]
-        events = self._event_query.ask(stream, main, "true", own, ranges, annotations_file)
-        for column in view.keys:
-            if column.type.name in _SEARCHABLE:
-                wanted = keys.column(column.name).combine_chunks()
-                found = pc.is_in(events.column(column.name), value_set=wanted)
-                events = events.filter(found)
-        return events
+        return self._event_query.ask(stream, main, "true", own, ranges, annotations_file)
+
+
+def _of_keys(events: pa.Table, view: BoundView, keys: pa.Table) -> pa.Table:
+    """All that have one of these keys, and perhaps some more."""
+    for column in view.keys:
+        if column.type.name in _SEARCHABLE:
+            wanted = keys.column(column.name).combine_chunks()
+            events = events.filter(pc.is_in(events.column(column.name), value_set=wanted))
+    return events
 
 
 def _in_log_order(events: pa.Table, view: BoundView) -> Iterator[_Event]:

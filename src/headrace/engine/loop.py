@@ -109,6 +109,7 @@ class Engine:
         """Tick until `stop`. Raises FencedError when a newer engine has taken over, and
         EngineError when the machinery fails again and again."""
         last_event = last_checkpoint = time.monotonic()
+        self._ticker.prepare_grouped(list(self._views.values()))
         found: int | None = None  # the log at which the last step had nothing to do
         while not self._stopping:
             version = self._reader.version()

@@ -91,10 +91,14 @@ class Ticker:
         self._computer.close()
 
     def prepare(self, views: Sequence[LiveView]) -> None:
-        """Make the plans of the views as they stand, so that the first tick need not."""
+        """Make the plan of small ticks, so that the first one need not."""
+        self._computer.prepare(views)
+
+    def prepare_grouped(self, views: Sequence[LiveView]) -> None:
+        """Make the plans of large ticks for the views as they stand. Does not wait for them."""
         ends = {view.stream.name: self._reader.ends(view.stream.name) for view in views}
         for group in group_views(views, ends, self._settings.engine.tick_rows_max):
-            self._computer.prepare(group)
+            self._computer.prepare_grouped(group)
 
     def run(self, views: Sequence[LiveView], catch_up: bool) -> TickResult | None:
         """One tick over the leading groups, or with `catch_up` over the first group behind them.
@@ -102,6 +106,7 @@ class Ticker:
         started = time.time_ns() // 1_000
         begun = time.perf_counter()
         self._computer.forget()
+        self._computer.follow(views)
         # 1. Choose.
         ends = {view.stream.name: self._reader.ends(view.stream.name) for view in views}
         groups = group_views(views, ends, self._settings.engine.tick_rows_max)
@@ -111,11 +116,7 @@ class Ticker:
         if not work and not passed:
             return None
         # 2. Compute.
-        computed = [
-            done
-            for group, ranges in (work[:1] if catch_up else work)
-            for done in self._computer.compute(group, ranges)
-        ]
+        computed = self._computer.compute(work[:1] if catch_up else work)
         computed += [Computed(group, (), group.views, {}) for group in passed]
         # 3. Commit.
         stored = [done for done in computed if done.rows or done.halt is None]

@@ -36,7 +36,7 @@ def main() -> None:
     import pyspark.sql.pandas.serializers
     import pyspark.worker  # noqa: F401
 
-    import headrace.spark.leaf  # noqa: F401
+    import headrace.spark.streams_leaf  # noqa: F401
 
     daemon.worker = work  # type: ignore[assignment]  # its argument is named otherwise
     gc.collect()

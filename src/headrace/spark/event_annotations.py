@@ -32,6 +32,7 @@ __all__ = [
 ANNOTATION = "_annotation_"
 DECISION = "_annotation_decision"  # what an operator decided about a late event, see `Decision`
 _EXCLUDED = "excluded"
+FILES_MAX = 64  # annotations that a worker remembers: one file for each stream of a tick
 
 Offsets = npt.NDArray[np.int64]
 Values = npt.NDArray[np.int8]
@@ -90,6 +91,18 @@ class EventAnnotations:
         absent[places] = False
         return pa.array(filled, mask=absent)
 
+    def at(self, name: str, partitions: Offsets, offsets: Offsets) -> pa.Array:
+        """The column's values for these events; null where there is none."""
+        filled = np.zeros(len(offsets), dtype=np.int8)
+        absent = np.ones(len(offsets), dtype=np.bool_)
+        for partition, (known, values) in self.columns.get(name, {}).items():
+            rows = np.flatnonzero(partitions == partition)
+            places = np.minimum(np.searchsorted(known, offsets[rows]), len(known) - 1)
+            is_found = known[places] == offsets[rows]
+            filled[rows[is_found]] = values[places[is_found]]
+            absent[rows[is_found]] = False
+        return pa.array(filled, mask=absent)
+
     def write(self, file: Path) -> None:
         names: list[str] = []
         partitions: list[int] = []
@@ -142,7 +155,7 @@ def merged(first: EventAnnotations, second: EventAnnotations) -> EventAnnotation
     )
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=FILES_MAX)
 def load_annotations(file: str) -> EventAnnotations:
     """Each tick's file has a name of its own, so a worker may remember what it read."""
     if not file:

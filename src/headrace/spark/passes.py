@@ -10,7 +10,7 @@ state is one row per event have a pass of their own, without the GROUP BY.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,22 +18,11 @@ import pyarrow.compute as pc
 from headrace.model.plan import ROWS
 from headrace.model.types import DataType
 from headrace.spark.aggregations import Grouping
+from headrace.spark.slots import Slots
 
 __all__ = ["FILTERED", "Pass", "aggregate_sql", "build_pass", "single_sql"]
 
 FILTERED = "_filtered"  # in the place of a distinct's name: the table that counts filtered events
-
-
-@dataclass
-class _Slots:
-    """Columns shared by all groupings of a pass: one name per (kind, type, turn)."""
-
-    names: dict[tuple[str, str, int], str] = field(default_factory=dict)
-
-    def take(self, kind: str, of_type: str, used: dict[tuple[str, str], int]) -> str:
-        turn = used.get((kind, of_type), 0)
-        used[(kind, of_type)] = turn + 1
-        return self.names.setdefault((kind, of_type, turn), f"s{len(self.names)}")
 
 
 @dataclass(frozen=True)
@@ -99,7 +88,7 @@ def build_pass(groupings: Sequence[Grouping], types: Mapping[str, DataType]) -> 
     all groupings are single ones or none is."""
     is_single = groupings[0].is_single
     function_sql = single_sql if is_single else aggregate_sql
-    slots = _Slots()
+    slots = Slots("s")
     inputs: dict[str, str] = {}  # slot → type
     structs: list[tuple[Grouping, dict[str, str]]] = []
     layouts: list[_Layout] = []
@@ -179,8 +168,8 @@ def single_sql(function: str, arguments: Sequence[str]) -> str:
     first = arguments[0]
     if function == "count":
         return f"IF({first} IS NULL, 0L, 1L)"
-    if function == "m2":
-        return f"IF({first} IS NULL, NULL, 0D)"
+    if function == "m2":  # 0, and NaN where the value is infinite
+        return f"CAST({first} AS DOUBLE) - CAST({first} AS DOUBLE)"
     if function == "avg":
         return f"CAST({first} AS DOUBLE)"
     if function in ("min_by", "max_by"):

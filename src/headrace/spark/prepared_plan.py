@@ -7,9 +7,11 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -35,11 +37,10 @@ from headrace.spark.passes import build_pass
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["PartialTables", "PreparedPlan", "split_ranges"]
+__all__ = ["PartialTables", "PreparedPlan", "assert_reusable", "planned", "split_ranges"]
 
 PartialTables = dict[tuple[str, str | None], pa.Table]
 LANE_ROWS_MIN = 30_000  # below this a second lane costs more than it saves
-_SOURCE_NAME = "_headrace_source"
 _NOT_REUSABLE = ("Exchange", "Subquery", "InMemoryTableScan", "AdaptiveSparkPlan")
 
 
@@ -66,7 +67,7 @@ def split_ranges(
 
 
 class PreparedPlan:
-    """Safe to run again and again; not to be run by two threads at once."""
+    """Safe to run again and again; a run waits for the one before it."""
 
     def __init__(
         self,
@@ -96,23 +97,26 @@ class PreparedPlan:
         self._lanes = lanes
         self._pool = pool
         self._spark = spark
+        self._running = Lock()
 
     def warm_up(self) -> None:
         """Run the first lane once over nothing: Spark compiles the pass now instead of in the
         first tick. The others run the same code, when a tick is large enough for them."""
-        self._run_lanes([()], "")
+        with self._running:
+            self._run_lanes([()], "")
 
     def run(
         self, ranges: Sequence[Range], shuffle: bool, annotations_file: str = ""
     ) -> PartialTables:
         """The partial tables of every view for these events, with their annotations. Raises what
         Spark raises."""
-        if shuffle:
-            results = self._run_afresh(self._split(ranges, self._lanes * 2), annotations_file)
-        else:
-            rows = sum(r.rows for r in ranges)
-            count = max(1, min(self._lanes, rows // LANE_ROWS_MIN))
-            results = self._run_lanes(self._split(ranges, count), annotations_file)
+        with self._running:
+            if shuffle:
+                results = self._run_afresh(self._split(ranges, self._lanes * 2), annotations_file)
+            else:
+                rows = sum(r.rows for r in ranges)
+                count = max(1, min(self._lanes, rows // LANE_ROWS_MIN))
+                results = self._run_lanes(self._split(ranges, count), annotations_file)
         return self._merge(results)
 
     def _split(self, ranges: Sequence[Range], parts: int) -> list[list[Range]]:
@@ -125,7 +129,7 @@ class PreparedPlan:
             for number in range(len(self._passes)):
                 if (lane, number) not in self._frames:
                     frame = self._frame(number, 1)
-                    _assert_reusable(frame)
+                    assert_reusable(frame)
                     self._frames[(lane, number)] = frame
         futures: list[Future[PartialTables]] = [
             self._pool.submit(self._run_lane, lane, number, mine, annotations_file)
@@ -161,8 +165,7 @@ class PreparedPlan:
         )
         # One partition that Spark knows of as one: then it plans no exchange.
         leaf = leaf.coalesce(1) if tasks == 1 else leaf
-        leaf.createOrReplaceTempView(_SOURCE_NAME)
-        return self._spark.sql(made.sql(_SOURCE_NAME))
+        return planned(self._spark, leaf, made.sql)
 
     def _merge(self, results: Sequence[PartialTables]) -> PartialTables:
         merged: dict[tuple[str, str | None], list[pa.Table]] = {}
@@ -183,7 +186,17 @@ def _columns(stream: Stream, groupings: Sequence[Grouping]) -> tuple[str, ...]:
     return needed_columns(stream, groupings) or (stream.columns[0].name,)
 
 
-def _assert_reusable(frame: DataFrame) -> None:
+def planned(spark: SparkSession, leaf: DataFrame, sql: Callable[[str], str]) -> DataFrame:
+    """The query over the leaf, which `sql` is told the name of. From any thread."""
+    name = f"_headrace_{uuid.uuid4().hex}"
+    leaf.createOrReplaceTempView(name)
+    try:
+        return spark.sql(sql(name))
+    finally:
+        spark.catalog.dropTempView(name)
+
+
+def assert_reusable(frame: DataFrame) -> None:
     """A plan remembers what an exchange or a subquery gave the first time; with one inside, the
     second tick would show the first tick's data."""
     text = frame._jdf.queryExecution().executedPlan().toString()

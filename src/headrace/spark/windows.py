@@ -1,14 +1,17 @@
 """Windows and lateness as Spark SQL over one event: its pane, and how many of its windows its
 partition's watermark had passed before it.
 
-What the event alone cannot say is NULL in a first run: LATE where other events decide which window
-it belongs to (sessions, event groups), BEYOND where an operator must decide (LATE HALT). The tick
-finds that out, marks the events, and runs again.
+What the event alone cannot say is NULL at first: LATE where other events decide which window it
+belongs to (sessions, event groups), BEYOND where an operator must decide (LATE HALT). The tick
+finds that out and fills it in, or annotates the events and runs again (engine/computing.py).
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.log.contract import NO_EVENT_TIME
 from headrace.model.definitions import LatePolicy, Stream
@@ -35,7 +38,15 @@ from headrace.model.plan import (
 from headrace.spark.event_annotations import DECISION, lateness_column
 from headrace.spark.leaf import EVENT_TIME, OFFSET, PARTITION, WATERMARK
 
-__all__ = ["Decision", "Lateness", "late_keys", "pane_keys", "sets_aside", "window_partials"]
+__all__ = [
+    "Decision",
+    "Lateness",
+    "late_keys",
+    "pane_keys",
+    "resolved_lateness",
+    "sets_aside",
+    "window_partials",
+]
 
 MICROSECONDS = f"unix_micros(`{EVENT_TIME}`)"
 
@@ -97,6 +108,22 @@ def late_keys(plan: ViewPlan, stream: Stream) -> list[tuple[str, str]]:
     elif stream.late_horizon_microseconds is not None:
         keys.append((BEYOND, _late(plan, _lowered(stream), Lateness.BEYOND)))
     return keys
+
+
+def resolved_lateness(
+    stream: Stream, late: pa.Array, beyond: pa.Array, lateness: pa.Array, decided: pa.Array
+) -> tuple[pa.Array, pa.Array]:
+    """LATE and BEYOND of single events where they are NULL: what the expressions of `late_keys`
+    give for events that are marked as judged."""
+    late = pc.coalesce(late, pc.greater_equal(lateness, int(Lateness.LATE)).cast(pa.int32()))
+    if stream.late_policy is LatePolicy.HALT:
+        applied = pc.if_else(pc.equal(decided, int(Decision.APPLY)), pa.scalar(0, pa.int32()), late)
+        found = pc.if_else(pc.equal(late, 0), pa.scalar(0, pa.int32()), applied)
+    elif stream.late_horizon_microseconds is not None:
+        found = pc.greater_equal(lateness, int(Lateness.BEYOND)).cast(pa.int32())
+    else:
+        found = late if sets_aside(stream) else pc.multiply(late, 0)
+    return late, pc.coalesce(beyond, found)
 
 
 def _lowered(stream: Stream) -> str:

@@ -131,9 +131,13 @@ class Services:
         is not there just now."""
         with self.querying():
             names = {name.lower() for name in self.store.views_in(sql)}
+        catalog = self.store.catalog()
+        for name in names - {view.lower() for view in catalog}:
+            if self._is_defined(name):  # taken away since, to be filled again
+                raise self._absent(name)
         return [
             view
-            for view, entry in self.store.catalog().items()
+            for view, entry in catalog.items()
             if view.lower() in names
             or (f"{entry.stream.lower()}{LATE_SUFFIX}" in names and not entry.status.is_closed)
         ]

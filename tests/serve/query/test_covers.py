@@ -265,6 +265,21 @@ def test_a_view_that_could_not_be_opened_is_not_waited_for(make_shop: Callable[.
         shop.control.standing.clear()
 
 
+def test_a_view_that_is_taken_away_to_be_rebuilt_is_not_overlooked(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = shop.store.views_in
+
+    def views_in(sql: str) -> frozenset[str]:
+        found: frozenset[str] = names(sql)
+        shop.store.drop_view("outcome")
+        return found
+
+    monkeypatch.setattr(shop.store, "views_in", views_in)
+    document = refused(by_sql(shop.http, {"covers": "now"}, {}), 503, "query")
+    assert "outcome is being rebuilt" in document["detail"]
+
+
 def test_nothing_is_taken_for_covered_while_the_log_cannot_be_read(shop: Any) -> None:
     shop.control.log_ends = {}
     refused(by_page(shop.http, {"covers": "now"}, {}), 503, "engine-away")

@@ -35,16 +35,10 @@ def run_child(module: str, *arguments: str) -> dict[str, Any]:
     )
     said = [line for line in ended.stdout.splitlines() if line.startswith("{")]
     if ended.returncode or not said:
-        words = "\n".join(_of_use(ended.stderr)[-20:])
+        words = "\n".join(ended.stderr.splitlines()[-20:])
         raise ChildFailed(f"{module} ended with code {ended.returncode}:\n{words}")
     result: dict[str, Any] = json.loads(said[-1])
     return result
-
-
-def _of_use(stderr: str) -> list[str]:
-    """Without what DuckDB's binding says about objects alive at the end of a failing process."""
-    noise = ("nanobind:", " - leaked", " - ... skipped", "See https://nanobind")
-    return [line for line in stderr.splitlines() if not line.startswith(noise)]
 
 
 def kept_views(directory: Path) -> dict[str, Rows]:

@@ -8,11 +8,11 @@ one tick for each. The shop's rows are left in PROJECT/views.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,8 +73,7 @@ def _ticks(spark: SparkSession, project: Path, events: int) -> None:
     """The time of a tick is that of `step` alone: from asking the log for its ends to the durable
     commit and the publishing of changes."""
     milliseconds = []
-    preloader = Preloader(project)
-    with _opened(spark, project) as engine:
+    with closing(Preloader(project)) as preloader, _opened(spark, project) as engine:
         for group in groups(tables(TICKS, events)):
             preloader.append(group)
             began = time.perf_counter()
@@ -82,35 +81,33 @@ def _ticks(spark: SparkSession, project: Path, events: int) -> None:
             milliseconds.append((time.perf_counter() - began) * 1_000)
             if result is None or result.events != group.num_rows:
                 raise RuntimeError(f"a tick of {group.num_rows} events gave {result}")
-    preloader.close()
     print(json.dumps({"milliseconds": milliseconds}), flush=True)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _opened(spark: SparkSession, project: Path) -> Iterator[Engine]:
     settings = load_settings(project)
     settings.log_directory.mkdir(parents=True, exist_ok=True)
     definitions = load_project(project)
-    store = open_store(settings.store_file, settings.store)
-    reader = open_reader(settings.log_directory, definitions.streams)
-    control = EngineControl(reader, store)
-    engine = Engine(settings, definitions, spark, reader, store, control, _Nobody())
-    engine.open()
-    yield engine
-    engine.close()
-    reader.close()
-    store.close()
+    with (
+        closing(open_store(settings.store_file, settings.store)) as store,
+        closing(open_reader(settings.log_directory, definitions.streams)) as reader,
+    ):
+        control = EngineControl(reader, store)
+        engine = Engine(settings, definitions, spark, reader, store, control, _Nobody())
+        with closing(engine):
+            engine.open()
+            yield engine
 
 
 def _keep_views(project: Path) -> None:
     settings = load_settings(project)
-    store = open_store(settings.store_file, settings.store)
     (project / "views").mkdir()
-    for view in VIEWS:
-        result = store.query(f"SELECT * FROM {view.name}")
-        found = pa.Table.from_batches(result.batches, result.schema)
-        pq.write_table(found, project / "views" / f"{view.name}.parquet")
-    store.close()
+    with closing(open_store(settings.store_file, settings.store)) as store:
+        for view in VIEWS:
+            result = store.query(f"SELECT * FROM {view.name}")
+            found = pa.Table.from_batches(result.batches, result.schema)
+            pq.write_table(found, project / "views" / f"{view.name}.parquet")
 
 
 def main() -> None:

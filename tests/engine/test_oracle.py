@@ -60,6 +60,8 @@ AGGREGATES = (
     "min(price)",
     "count(DISTINCT user_id)",
     "count(DISTINCT quantity)",
+    "count(DISTINCT quantity) FILTER (WHERE status = 'paid')",
+    "count(DISTINCT quantity) FILTER (WHERE price > 0)",
     "var_pop(quantity)",
     "sum(amount) FILTER (WHERE status = 'paid')",
     "sum(amount * quantity)",

@@ -30,7 +30,7 @@ __all__ = ["ROWS_TIMES_VIEWS_MAX", "SharedPlan"]
 logger = logging.getLogger("headrace.engine")
 
 # Beyond it grouping in Spark costs less than merging single events; see docs/ARCHITECTURE.md.
-ROWS_TIMES_VIEWS_MAX = 50_000
+ROWS_TIMES_VIEWS_MAX = 100_000
 
 
 class SharedPlan:

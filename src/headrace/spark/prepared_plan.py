@@ -33,6 +33,7 @@ from headrace.spark.data_failures import check_texts
 from headrace.spark.decimal_sums import narrow
 from headrace.spark.leaf import RANGES_PROPERTY, Source, encode_ranges
 from headrace.spark.passes import build_pass
+from headrace.spark.shared_distincts import share_distincts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -79,7 +80,12 @@ class PreparedPlan:
         lanes: int,
         pool: ThreadPoolExecutor,
     ) -> None:
-        narrowed = [narrow(g, stream) for plan in plans for g in groupings_of(plan, stream)]
+        found = [share_distincts(groupings_of(plan, stream), plan.where) for plan in plans]
+        self._shared = {
+            (s.grouping.view, s.grouping.distinct): s for _, some in found for s in some
+        }
+        own = [g for rest, some in found for g in (*rest, *(s.grouping for s in some))]
+        narrowed = [narrow(g, stream) for g in own]
         self._log, self._stream = log, stream
         self._narrowed = {(n.grouping.view, n.grouping.distinct): n for n in narrowed}
         every = [n.grouping for n in narrowed]
@@ -172,7 +178,12 @@ class PreparedPlan:
         for tables in results:
             for key, table in tables.items():
                 merged.setdefault(key, []).append(table)
-        partials = {key: self._widened(key, pa.concat_tables(t)) for key, t in merged.items()}
+        partials: PartialTables = {}
+        for (view, distinct), tables_of in merged.items():
+            whole = self._widened((view, distinct), pa.concat_tables(tables_of))
+            shared = self._shared.get((view, distinct))
+            found = {distinct: whole} if shared is None else shared.split(whole)
+            partials |= {(view, name): table for name, table in found.items()}
         check_texts(partials.values())
         return partials
 

@@ -140,7 +140,7 @@ def test_beyond_its_bound_a_tick_is_grouped(
 ) -> None:
     rig = make_rig(TWO)
     rig.start()
-    most = shared_plan.ROWS_TIMES_VIEWS_MAX
+    most = shared_plan.STREAM_ROWS_MAX
     monkeypatch.setattr(plan_of(rig), "run", None)
     rig.append("second", [second("x", 1)] * (most + 1))
     assert rig.engine.step().events == most + 1

@@ -29,8 +29,9 @@ __all__ = ["ROWS_TIMES_VIEWS_MAX", "SharedPlan"]
 
 logger = logging.getLogger("headrace.engine")
 
-# Beyond it grouping in Spark costs less than merging single events; see docs/ARCHITECTURE.md.
-ROWS_TIMES_VIEWS_MAX = 100_000
+# Beyond them grouping in Spark costs less than merging single events; see docs/ARCHITECTURE.md.
+STREAM_ROWS_MAX = 10_000
+ROWS_TIMES_VIEWS_MAX = 200_000  # of all streams of a job
 
 
 class SharedPlan:
@@ -88,9 +89,9 @@ class SharedPlan:
         jobs: list[list[tuple[ViewGroup, tuple[Range, ...]]]] = []
         room = 0
         for group, ranges in work:
-            size = sum(r.rows for r in ranges) * len(group.views)
-            bound = [view.running_plan for view in group.views]
-            if size > ROWS_TIMES_VIEWS_MAX or self._plan is None or not self._plan.covers(bound):
+            rows = sum(r.rows for r in ranges)
+            size = rows * len(group.views)
+            if rows > STREAM_ROWS_MAX or size > ROWS_TIMES_VIEWS_MAX or not self._covers(group):
                 continue
             if size > room:
                 jobs.append([])
@@ -98,6 +99,10 @@ class SharedPlan:
             jobs[-1].append((group, ranges))
             room -= size
         return jobs
+
+    def _covers(self, group: ViewGroup) -> bool:
+        bound = [view.running_plan for view in group.views]
+        return self._plan is not None and self._plan.covers(bound)
 
     def run(self, parts: Sequence[Part]) -> dict[str, EventTables]:
         """By stream. Raises what Spark raises."""

@@ -29,7 +29,7 @@ from headrace.log.contract import (
 )
 from headrace.log.embedded.backend import open_reader, open_writer, verify
 from headrace.log.embedded.frames import HEADER_BYTES, parse_frame_header
-from headrace.log.embedded.retention_floor import write_retention_floor
+from headrace.log.embedded.retention_floor import read_retention_floor, write_retention_floor
 from headrace.log.embedded.segments import parse_head
 from headrace.model.definitions import Column, Retention, RetentionAction, Stream
 from headrace.model.errors import LogCorruptError
@@ -154,6 +154,8 @@ def test_it_is_appended_to_and_its_files_stay_as_they_are(old: Path) -> None:
 def test_it_is_archived_from(old: Path) -> None:
     with closing(open_writer(old, [PAYMENTS, VISITS], SMALL, GatewaySettings())) as writer:
         writer.append(payments(GROUPS))
+        assert read_retention_floor(old) == {"payments": (48, 48), "visits": (0,)}
+        assert not any(writer.retain(10**12).values())  # each segment has events behind that floor
         write_retention_floor(old, {"payments": (75, 75), "visits": (0,)})
         assert writer.retain(10**12)["payments"] > 0
         reader = open_reader(old, [PAYMENTS, VISITS])

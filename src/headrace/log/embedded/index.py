@@ -24,6 +24,7 @@ from headrace.model.errors import LogCorruptError
 __all__ = ["Index", "IndexEntry", "index_entry", "index_head", "newest_entry"]
 
 _MAGIC = b"HDRINDEX"
+_FORMAT = 2
 _HEAD = struct.Struct("<8sII")  # magic, format, bytes of an entry
 # base offset, place in the segment, maximum before, received, position, rows, length, kind
 _ENTRY = struct.Struct("<qqqqqIII4x")
@@ -60,14 +61,27 @@ def index_entry(header: FrameHeader, place: int, file_format: int) -> bytes:
     return _ENTRY.pack(*first, header.position, header.rows, header.length, header.kind)
 
 
-def newest_entry(raw: bytes) -> tuple[int, int] | None:
+def newest_entry(raw: bytes, file: Path) -> tuple[int, int] | None:
     """Of a whole index, the offset where its last frame ends and when that was received."""
-    form = _ENTRY if raw[: len(_MAGIC)] == _MAGIC else _ENTRY_BEFORE
-    if len(raw) - (_HEAD.size if form is _ENTRY else 0) < form.size:
+    form, begins = _form(raw, file)
+    if len(raw) - begins < form.size:
         return None
     base, _, _, received, *rest = form.unpack(raw[-form.size :])
     rows = rest[1] if form is _ENTRY else rest[0]
     return base + rows, received
+
+
+def _form(raw: bytes, file: Path) -> tuple[struct.Struct, int]:
+    """What the entries of an index that begins like this are made of, and where they begin."""
+    if raw[: len(_MAGIC)] != _MAGIC or len(raw) < _HEAD.size:
+        return _ENTRY_BEFORE, 0
+    _, file_format, _ = _HEAD.unpack_from(raw)
+    if file_format != _FORMAT:
+        raise LogCorruptError(
+            f"{file} has format {file_format}, this version reads up to {_FORMAT}",
+            hint="use the version of Headrace that wrote it",
+        )
+    return _ENTRY, _HEAD.size
 
 
 class Index:
@@ -87,9 +101,7 @@ class Index:
         them may still be taken back. `segment` gives the bytes of the segment."""
         with self._lock, self._file.open("rb", buffering=0) as handle:
             if not self.count:  # the file may have been made anew since it was looked at last
-                is_newest = handle.read(len(_MAGIC)) == _MAGIC
-                self._form = _ENTRY if is_newest else _ENTRY_BEFORE
-                self._read_bytes = _HEAD.size if is_newest else 0
+                self._form, self._read_bytes = _form(handle.read(_HEAD.size), self._file)
             handle.seek(self._read_bytes)
             fresh = handle.read()
             size = self._form.size
@@ -149,5 +161,5 @@ class Index:
                     f"{self._file} names a frame at byte {place} that its segment does not have",
                     hint="restore the file from a backup",
                 )
-            entries.append(index_entry(header, place, 2))
+            entries.append(index_entry(header, place, _FORMAT))
         return b"".join(entries)

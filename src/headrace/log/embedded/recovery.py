@@ -181,7 +181,7 @@ def _closed_segment(directory: Path, base: int, end: int) -> Segment:
         raw = index.read_bytes()
     except FileNotFoundError as error:
         raise LogCorruptError(f"{index} is missing", hint=_HINT) from error
-    newest = newest_entry(raw)
+    newest = newest_entry(raw, index)
     if newest is None:
         raise LogCorruptError(f"{index} is damaged", hint=_HINT)
     if newest[0] != end:

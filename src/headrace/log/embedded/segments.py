@@ -25,7 +25,7 @@ from headrace.log.embedded.frames import (
     write_all,
 )
 from headrace.log.embedded.index import index_entry, index_head
-from headrace.model.errors import LogCorruptError
+from headrace.model.errors import LogCorruptError, LogError
 
 __all__ = [
     "SEGMENT_SUFFIX",
@@ -100,14 +100,15 @@ def make_head(base_offset: int, maximum: int, received: int, slot: int, schema: 
 
 
 def parse_head(data: Any, file: Path) -> SegmentHead:
-    """Raises LogCorruptError when the head is cut short or fails its checksum."""
+    """Raises LogCorruptError when the head is cut short or fails its checksum, LogError when it is
+    whole and of a format that is not known."""
     raw = bytes(data[:HEADER_BYTES])
     if len(raw) == HEADER_BYTES:
         magic, version, length, crc, base, maximum, slot, received = _HEAD.unpack(raw)
         whole = bytes(data[: HEADER_BYTES + length + len(padding(length))])
         if magic == _MAGIC and zlib.crc32(whole[:12] + b"\0\0\0\0" + whole[16:]) == crc:
             if version not in _FORMATS_READ:
-                raise LogCorruptError(
+                raise LogError(
                     f"{file} has format {version}, this version reads up to {_FORMAT}",
                     hint="use the version of Headrace that wrote it",
                 )

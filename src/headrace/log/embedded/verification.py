@@ -18,7 +18,7 @@ from headrace.log.embedded.layout import (
 )
 from headrace.log.embedded.recovery import scan_segment
 from headrace.log.embedded.segments import segment_bases, segment_file
-from headrace.model.errors import LogCorruptError
+from headrace.model.errors import LogError
 
 __all__ = ["Finding", "Verified", "verify"]
 
@@ -76,7 +76,7 @@ def verify(directory: Path) -> Verified:
 def _verify_segment(file: Path, published: int) -> tuple[int, Sequence[Finding]]:
     try:
         head, frames, _, data = scan_segment(file)
-    except LogCorruptError as error:
+    except LogError as error:
         return 0, [Finding(file, error.message)]
     findings: list[Finding] = []
     end = head.base_offset

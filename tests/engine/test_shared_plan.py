@@ -29,6 +29,7 @@ CREATE MATERIALIZED VIEW running AS SELECT k, v, sum(v) OVER (
 FROM first;
 CREATE MATERIALIZED VIEW named AS SELECT to_json(struct(k, x AS y)) AS j, count(*) AS n
 FROM first WHERE (k, v) IN (('a', 9L)) GROUP BY to_json(struct(k, x AS y));
+CREATE MATERIALIZED VIEW events AS SELECT v, k + 1 AS next FROM second;
 CREATE MATERIALIZED VIEW texts AS SELECT upper(v) AS u, sum(k) AS s FROM second GROUP BY upper(v);
 """
 RISKY = "CREATE MATERIALIZED VIEW risky AS SELECT sum(10 DIV k) AS s FROM second;\n"
@@ -79,6 +80,8 @@ def test_a_tick_of_all_streams_is_one_job(
     ]
     assert rig.rows("named") == [{"j": '{"k":"a","y":0.0}', "n": 1}]
     assert rig.rows("texts") == [{"u": "X", "s": 3}, {"u": "Y", "s": 3}]
+    events = sorted((row["v"], row["next"]) for row in rig.rows("events"))
+    assert events == [("X", 3), ("x", 2), ("y", 4)]
     late = rig.store.query("SELECT view, v FROM first_late ORDER BY view").batches
     assert [row for batch in late for row in batch.to_pylist()] == [
         {"view": "running", "v": 9},
@@ -145,3 +148,4 @@ def test_beyond_its_bound_a_tick_is_grouped(
     rig.append("second", [second("x", 1)] * (most + 1))
     assert rig.engine.step().events == most + 1
     assert rig.rows("texts") == [{"u": "X", "s": most + 1}]
+    assert rig.rows("events") == [{"v": "x", "next": 2}] * (most + 1)

@@ -281,7 +281,8 @@ def _view_layout(
         columns: list[tuple[str, str | None, DataType]] = []
         for name, sql in grouping.keys:
             of_type = one.types[sql]
-            columns.append((name, output(_normal(sql, of_type), of_type), of_type))
+            text = sql if grouping.is_single else _normal(sql, of_type)
+            columns.append((name, output(text, of_type), of_type))
         if grouping.distinct is None:
             columns.append((ROWS, None, DataType("BIGINT")))
         for partial in grouping.partials:

@@ -86,6 +86,10 @@ class Changes:
     def num_rows(self) -> int:
         return len(self.views)
 
+    def filter(self, mask: pa.Array) -> Changes:
+        parts = (self.views, self.key, self.before, self.after, self.was_shown, self.is_shown)
+        return Changes(*(part.filter(mask) for part in parts))
+
 
 @dataclass(frozen=True)
 class Delta:

@@ -52,7 +52,9 @@ def _book(name: str, key: Sequence[str], columns: Mapping[str, str]) -> TableDef
 NUMBERS = _book("numbers", ["name"], {"name": "STRING", "value": "BIGINT"})
 
 # `columns` are the public (name, Spark type), `hidden` the names of the keys behind them in
-# `rows_sql`, which selects both; `tables` are those of the view's kind, `shape` names the stack.
+# `rows_sql`, which selects both; `tables` are those of the view's kind, `shape` names the stack. A
+# view that took the place of others goes on with their change feed: `formers` are their (number,
+# shape); from ticks before `feed_from` it cannot be followed.
 CATALOG = _book(
     "catalog",
     ["number"],
@@ -71,6 +73,8 @@ CATALOG = _book(
         "detail": "STRING",
         "created_tick": "BIGINT",
         "start_offsets": "STRING",
+        "formers": "STRING",
+        "feed_from": "BIGINT",
     },
 )
 

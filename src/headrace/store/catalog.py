@@ -45,7 +45,9 @@ class StoredView:
     """A row of the catalog and one of progress. `columns` are the public (name, Spark type);
     `rows_sql`, a SELECT in parentheses, gives them and then the keys that tell rows apart, named
     `hidden`. `tables` are those of the view's kind, which the views of one `shape` share. `rows`
-    are as many as readers see."""
+    are as many as readers see. `formers` are the (number, shape) of the views whose place it took
+    and whose changes its own continue, `feed_from` is the first tick from which it can be
+    followed."""
 
     number: int
     entry: CatalogEntry
@@ -58,6 +60,17 @@ class StoredView:
     start_offsets: Mapping[int, int]
     progress_tick: int
     rows: int
+    formers: tuple[tuple[int, str], ...] = ()
+    feed_from: int = 0
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Under which its changes and ticks are recorded."""
+        return (self.number, *(number for number, _ in self.formers))
+
+    @property
+    def shapes(self) -> frozenset[str]:
+        return frozenset((self.shape, *(shape for _, shape in self.formers)))
 
     @cached_property
     def public_schema(self) -> pa.Schema:
@@ -154,6 +167,8 @@ def catalog_delta(stored: StoredView) -> TableDelta:
         "detail": entry.status.detail,
         "created_tick": stored.created_tick,
         "start_offsets": encode_offsets(stored.start_offsets),
+        "formers": json.dumps(stored.formers),
+        "feed_from": stored.feed_from,
     }
     return TableDelta(
         CATALOG.name,
@@ -230,4 +245,6 @@ def _views(rows: Iterable[Mapping[str, object]]) -> Iterable[StoredView]:
             decode_offsets(text("start_offsets")),
             number("tick"),
             number("rows"),
+            tuple((former, shape) for former, shape in json.loads(text("formers"))),
+            number("feed_from"),
         )

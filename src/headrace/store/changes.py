@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import duckdb
 import numpy as np
@@ -56,7 +56,7 @@ def _encoded(changes: Changes) -> bytes:
 
 def _decoded(stored: bytes, view: StoredView, tick: int) -> ViewChange:
     table = pa.ipc.open_stream(pa.py_buffer(stored)).read_all()
-    table = table.filter(pc.equal(table.column(_VIEWS), view.number))
+    table = table.filter(pc.is_in(table.column(_VIEWS), pa.array(view.numbers, pa.int32())))
     schema, count = view.public_schema, len(view.columns)
     after = pa.Table.from_arrays(table.columns[len(table.columns) - count :], names=schema.names)
     before = pa.Table.from_arrays(
@@ -134,6 +134,17 @@ class TickChanges:
 
     def __init__(self, shapes: Sequence[ShapeChanges]) -> None:
         self._shapes = [(shape, _ViewRows(shape.changes)) for shape in shapes]
+
+    def without(self, views: Sequence[int]) -> TickChanges:
+        """Those of other views than these."""
+        if not views:
+            return self
+        numbers, left = pa.array(views, pa.int32()), []
+        for shape, _ in self._shapes:
+            mask = pc.invert(pc.is_in(shape.changes.views, numbers))
+            if (changes := shape.changes.filter(mask)).num_rows:
+                left.append(replace(shape, changes=changes))
+        return TickChanges(left)
 
     @property
     def rows(self) -> int:
@@ -230,31 +241,33 @@ def read_changes(
 ) -> list[ViewChange]:
     """In one snapshot, so that pruning cannot come in between.
 
-    `after_tick` 0 asks from the view's creation on. A tick before the creation names rows of
-    an earlier build of the view, which the feed cannot continue.
+    `after_tick` 0 asks from the view's creation on. A tick before the creation, or before a copy
+    took the view's place that nobody can follow, names rows that the feed cannot continue.
     """
     first = max(after_tick, view.created_tick) + 1
-    lowest = _lowest_tick(connection)
+    lowest = max(_lowest_tick(connection), view.feed_from)
     if first < lowest or 0 < after_tick < view.created_tick:
         reason = "is no longer kept" if first < lowest else "is older than the view's rebuild"
         raise ChangesExpiredError(
             f"the change feed of {view.entry.view} after tick {after_tick} {reason}",
             hint="read the view anew and go on from the tick of that answer",
         )
+    shapes = ", ".join(map(text_literal, sorted(view.shapes)))
     found = connection.execute(
-        f"SELECT tick, changes FROM {SCHEMA}.{FEED.name} WHERE shape = {text_literal(view.shape)}"
-        f" AND tick >= {first} AND list_contains(views, {view.number})"
+        f"SELECT tick, changes FROM {SCHEMA}.{FEED.name} WHERE shape IN ({shapes})"
+        f" AND tick >= {first} AND list_has_any(views, {list(view.numbers)})"
         f" ORDER BY tick LIMIT {int(limit_ticks)}"
     ).fetchall()
-    if found and found[0][1] is None:
-        return _rows_by_tick(connection, view, [tick for tick, _ in found])
-    return [_decoded(stored, view, tick) for tick, stored in found]
+    added = _rows_by_tick(connection, view, [tick for tick, stored in found if stored is None])
+    return [added[t] if s is None else _decoded(s, view, t) for t, s in found]
 
 
 def _rows_by_tick(
     connection: duckdb.DuckDBPyConnection, view: StoredView, ticks: Sequence[int]
-) -> list[ViewChange]:
+) -> dict[int, ViewChange]:
     """The last column of `rows_sql` is the tick that added the row."""
+    if not ticks:
+        return {}
     names = ", ".join([*map(quoted, view.hidden), "_added_in"])
     public = ", ".join(quoted(name) for name, _ in view.columns)
     rows = arrow_table(
@@ -263,12 +276,12 @@ def _rows_by_tick(
         f" WHERE _added_in BETWEEN {ticks[0]} AND {ticks[-1]}",
     )
     added, schema = rows.column("_added_in"), view.public_schema
-    return [
-        ViewChange(
+    return {
+        tick: ViewChange(
             view.entry.view,
             tick,
             schema.empty_table(),
             conformed(rows.filter(pc.equal(added, tick)), schema),
         )
         for tick in ticks
-    ]
+    }

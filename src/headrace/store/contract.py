@@ -20,6 +20,7 @@ from headrace.store.late_counts import LateCounts
 from headrace.store.proofs import Snapshot
 
 __all__ = [
+    "COPY_PREFIX",
     "INCIDENT",
     "LATE_SUFFIX",
     "CatalogEntry",
@@ -41,11 +42,25 @@ __all__ = [
     "ViewChange",
     "ViewStatus",
     "ViewWrite",
+    "copied_view",
+    "copy_name",
 ]
 
 Offsets = npt.NDArray[np.int64]
+COPY_PREFIX = "_copy_of_"  # no name of a view that users define begins like this
 LATE_SUFFIX = "_late"  # after the name of a stream: the view of its events set aside
 INCIDENT = "incident: "  # begins the detail of a view that failed because events did not add up
+
+
+def copy_name(view: str) -> str:
+    """The name of a view's copy: a view of its own to those who write, and none to those who read.
+    It takes the place of the view once it has come as far (see Store.swap)."""
+    return COPY_PREFIX + view
+
+
+def copied_view(name: str) -> str | None:
+    """The view of which this is the name of the copy; None for any other name."""
+    return name[len(COPY_PREFIX) :] if name.startswith(COPY_PREFIX) else None
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,13 @@ from headrace.model.types import DataType
 from headrace.store.backend import SCHEMA, Backend, Commit
 from headrace.store.books import DECISIONS, DROPPED, LATE_STREAMS, REPLAYS, gone, rows_of
 from headrace.store.catalog import StoredView
-from headrace.store.contract import LATE_SUFFIX, StoredDecision, ViewWrite
+from headrace.store.contract import (
+    COPY_PREFIX,
+    LATE_SUFFIX,
+    StoredDecision,
+    ViewWrite,
+    copied_view,
+)
 from headrace.store.late_counts import (
     DecisionTaken,
     DroppedCount,
@@ -54,6 +60,7 @@ _OWN = (
 _EVENT = ("view", "_partition", "_offset")
 _KEY = (*_EVENT, "window_start", "window_end")
 _PLACE = ("partition", "offset")
+_IS_SHOWN = f"NOT starts_with(view, {text_literal(COPY_PREFIX)})"
 _CLOCKS = (("_event_time", "TIMESTAMP"), ("_skew", "BIGINT"), ("_quality", "STRING"))
 
 Marking = Generator[Sequence[Fetch], Sequence[pa.Table], list[TableDelta]]
@@ -111,7 +118,7 @@ class Late:
             (rows,) = self._backend.fetch([_everything(old)])
             deltas.append(TableDelta(table.name, put=_completed(rows, table.schema)))
         chosen = ", ".join(quoted(column.name) for column in table.columns)
-        public = f"SELECT {chosen} FROM {SCHEMA}.{table.name}"
+        public = f"SELECT {chosen} FROM {SCHEMA}.{table.name} WHERE {_IS_SHOWN}"
         self._backend.commit(
             Commit(
                 self._backend.generation,
@@ -205,16 +212,37 @@ class Late:
     def replays(self, stream: str, view: str) -> list[tuple[int, int, int]]:
         if stream not in self._numbers:
             return []
+        table = f"{SCHEMA}.{_table_name(self._numbers[stream])}"
         with self._backend.snapshot() as connection:
             found = connection.execute(
-                f'SELECT partition, "offset", come FROM {SCHEMA}.{REPLAYS.name} r'
-                " WHERE stream = ? AND view = ? AND NOT EXISTS (SELECT 1 FROM"
-                f" {SCHEMA}.{_table_name(self._numbers[stream])} s WHERE s.view = r.view"
+                'SELECT partition, "offset", min(come) FROM ('
+                f'SELECT partition, "offset", come FROM {SCHEMA}.{REPLAYS.name}'
+                " WHERE stream = $stream AND view = $known"
+                f" UNION ALL SELECT _partition, _offset, {_APPLIED_AT} FROM {table}"
+                f" WHERE view = $known AND {_APPLIED} IS NOT NULL) r"
+                f" WHERE NOT EXISTS (SELECT 1 FROM {table} s WHERE s.view = $view"
                 ' AND s._partition = r.partition AND s._offset = r."offset"'
-                f" AND s.{_APPLIED} IS NOT NULL) ORDER BY ALL",
-                [stream, view],
+                f" AND s.{_APPLIED} IS NOT NULL) GROUP BY ALL ORDER BY ALL",
+                {"stream": stream, "view": view, "known": copied_view(view) or view},
             ).fetchall()
         return [(int(partition), int(offset), int(come)) for partition, offset, come in found]
+
+    def renamed(self, copy: StoredView, view: str) -> list[TableDelta]:
+        """What was set aside for the copy, and dropped, is the view's now; of the view's own
+        nothing is left, see `forget`."""
+        own, stream = copy.entry.view, copy.entry.stream
+        fetches = [Fetch(DROPPED.name, ("view",), gone(DROPPED, view=[own]))]
+        if stream in self._numbers:
+            table = self._table(stream)
+            fetches.append(Fetch(table.name, ("view",), gone(table, view=[own])))
+        deltas = []
+        for fetch, rows in zip(fetches, self._backend.fetch(fetches), strict=True):
+            put = rows.select([name for name in rows.column_names if name != ROW])
+            place = put.column_names.index("view")
+            names = pa.array([view] * put.num_rows, pa.string())
+            put = put.set_column(place, "view", names)
+            deltas.append(TableDelta(fetch.table, rows.select([ROW]), put))
+        return deltas
 
     def forget(self, view: str) -> list[TableDelta]:
         """The view begins anew: what was set aside for it is found again, and what was applied
@@ -224,6 +252,8 @@ class Late:
             table = _table_name(number)
             own = gone(self._table(stream), view=[view])
             deltas.append(TableDelta(table, own))
+            if copied_view(view) is not None:
+                continue
             known = gone(REPLAYS, stream=[stream], view=[view])
             found, earlier = self._backend.fetch(
                 [
@@ -282,7 +312,7 @@ class Late:
         """In a reader's snapshot, from any thread."""
         dropped = connection.execute(
             "SELECT view, epoch_us(window_start), epoch_us(window_end), sum(events)::BIGINT, reason"
-            f" FROM {SCHEMA}.{DROPPED.name} WHERE stream = ? GROUP BY ALL"
+            f" FROM {SCHEMA}.{DROPPED.name} WHERE stream = ? AND {_IS_SHOWN} GROUP BY ALL"
             " ORDER BY 3 DESC, 2 DESC, view LIMIT ?",
             [stream, limit + 1],
         ).fetchall()
@@ -308,7 +338,8 @@ class Late:
         rows = connection.execute(
             "SELECT view, count(*) FILTER (missing > 0), count(*) FILTER (missing = 0) FROM ("
             f" SELECT view, count(*) - count({_APPLIED}) AS missing"
-            f" FROM {table} GROUP BY view, _partition, _offset) GROUP BY view ORDER BY view"
+            f" FROM {table} WHERE {_IS_SHOWN} GROUP BY view, _partition, _offset)"
+            " GROUP BY view ORDER BY view"
         ).fetchall()
         return tuple(SidedCount(*row) for row in rows)
 

@@ -10,7 +10,7 @@ from dataclasses import fields
 import duckdb
 import pyarrow as pa
 
-from headrace.kinds.calculator import arrow_table
+from headrace.kinds.calculator import arrow_table, text_literal
 from headrace.model.tables import ROW, TableDefinition, TableDelta
 from headrace.store.backend import SCHEMA, Backend
 from headrace.store.books import (
@@ -29,6 +29,7 @@ from headrace.store.books import (
 from headrace.store.catalog import StoredView
 from headrace.store.changes import LOWEST_TICK
 from headrace.store.contract import (
+    COPY_PREFIX,
     Freshness,
     StoreDeadLetter,
     StreamCounts,
@@ -78,10 +79,10 @@ def _moves(views: Sequence[StoredView]) -> str:
     return json.dumps(list(together.items()), separators=(",", ":"))
 
 
-def move_of(moves: str, number: int) -> dict[int, int] | None:
-    """Where a tick brought the view of this number; None where it was not moved."""
+def move_of(moves: str, view: Sequence[int]) -> dict[int, int] | None:
+    """Where a tick brought the view of these numbers; None where it was not moved."""
     for offsets, numbers in json.loads(moves):
-        if number in numbers:
+        if not set(view).isdisjoint(numbers):
             return dict(offsets)
     return None
 
@@ -168,12 +169,14 @@ def dead_letters_delta(
 def read_dead_letters(
     connection: duckdb.DuckDBPyConnection, number: int | None, limit: int
 ) -> list[StoreDeadLetter]:
-    """The newest first."""
-    where = "" if number is None else f" WHERE d.number = {number}"
+    """The newest first, of all views where no number is given."""
+    where = f"NOT starts_with(v.view, {text_literal(COPY_PREFIX)})"
+    if number is not None:
+        where = f"d.number = {number}"
     rows = connection.execute(
         'SELECT v.view, d.stream, d.partition, d."offset", d.reason, d.raw'
-        f" FROM {SCHEMA}.{DEAD_LETTERS.name} d JOIN {SCHEMA}.{CATALOG.name} v USING (number){where}"
-        f' ORDER BY d.tick DESC, d.partition, d."offset" LIMIT {int(limit)}'
+        f" FROM {SCHEMA}.{DEAD_LETTERS.name} d JOIN {SCHEMA}.{CATALOG.name} v USING (number)"
+        f' WHERE {where} ORDER BY d.tick DESC, d.partition, d."offset" LIMIT {int(limit)}'
     ).fetchall()
     return [StoreDeadLetter(*row) for row in rows]
 

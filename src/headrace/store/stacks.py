@@ -27,7 +27,8 @@ from headrace.model.tables import VIEW, Fetch, TableDelta
 from headrace.store.backend import Backend
 from headrace.store.catalog import StoredView
 from headrace.store.changes import ShapeChanges, TickChanges
-from headrace.store.contract import ViewWrite
+from headrace.store.contract import ViewWrite, copied_view
+from headrace.store.copies import without_ticks
 
 __all__ = ["Merged", "Stacks", "run_together"]
 
@@ -98,6 +99,12 @@ class Stacks:
         stack = self._stack(view)
         return stack.kind, stack.views[view].number
 
+    def rename(self, view: str, name: str) -> None:
+        """`name` must not be open."""
+        shape = self._shapes[name] = self._shapes.pop(view)
+        views = self._stacks[shape].views
+        views[name] = views.pop(view)
+
     def close(self, view: str) -> None:
         shape = self._shapes.pop(view, None)
         if shape is not None:
@@ -141,7 +148,8 @@ class Stacks:
             stack = self._stacks[shape]
             if isinstance(result, duckdb.Error):
                 result = self._one_by_one(stack, one, by_shape[shape])
-            deltas += result.deltas
+            copies = [stored[w.view].number for w in by_shape[shape] if copied_view(w.view)]
+            deltas += [without_ticks(stack.kind, d, copies) for d in result.deltas]
             if result.changes is not None and result.changes.num_rows:
                 changes.append(ShapeChanges(shape, stack.kind.feed_is_rows, result.changes))
         return Merged(tuple(deltas), TickChanges(changes)), results[len(steps) :]

@@ -13,15 +13,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import duckdb
 import pyarrow as pa
 
 from headrace.kinds.calculator import Calculator
+from headrace.kinds.contract import Kind
 from headrace.kinds.event_groups import EventGroupKind
 from headrace.kinds.session import SessionKind
 from headrace.model.definitions import Stream
@@ -47,11 +48,10 @@ from headrace.store.catalog import (
     find_view,
     new_view,
     progress_delta,
-    public_names,
     read_catalog,
     readable_view,
 )
-from headrace.store.changes import Retention, read_changes
+from headrace.store.changes import Retention, ShapeChanges, TickChanges, read_changes
 from headrace.store.conservation import check_sums
 from headrace.store.contract import (
     CatalogEntry,
@@ -68,7 +68,10 @@ from headrace.store.contract import (
     ViewChange,
     ViewStatus,
     ViewWrite,
+    copied_view,
+    copy_name,
 )
+from headrace.store.copies import compare, in_place_of, move_ticks
 from headrace.store.dedup_keys import DedupKeys
 from headrace.store.late import Late
 from headrace.store.late_counts import LateCounts
@@ -94,6 +97,7 @@ __all__ = ["ViewStore"]
 
 log = logging.getLogger("headrace.store")
 
+_Result = TypeVar("_Result")
 FORMAT = 1  # of the books and of the kinds' tables
 
 
@@ -151,8 +155,13 @@ class ViewStore:
             self._late.load(connection)
             self._dead_letters = count_dead_letters(connection)
 
+    @property
+    def _shown(self) -> Mapping[str, StoredView]:
+        """The views that readers know: all but copies."""
+        return {name: v for name, v in self._views.items() if copied_view(name) is None}
+
     def _streams_of_views(self) -> Mapping[str, str]:
-        entries = [stored.entry for stored in self._views.values()]
+        entries = [stored.entry for stored in self._shown.values()]
         return {**self._late.names, **{e.view: e.stream for e in entries if not e.status.is_closed}}
 
     def _commit(self, *deltas: TableDelta, **more: Any) -> None:
@@ -168,12 +177,19 @@ class ViewStore:
         return self._freshness.tick
 
     def catalog(self) -> Mapping[str, CatalogEntry]:
-        return {name: stored.entry for name, stored in self._views.items()}
+        return {name: stored.entry for name, stored in self._shown.items()}
+
+    def copies(self) -> Mapping[str, CatalogEntry]:
+        found = {copied_view(name): stored.entry for name, stored in self._views.items()}
+        return {view: entry for view, entry in found.items() if view is not None}
 
     def create_view(self, view: BoundView, start_offsets: Mapping[int, int]) -> None:
         with self._lock:
             if any(name.lower() == view.name.lower() for name in self._views):
                 raise StoreError(f"the store already holds a view {view.name}")
+            copied = copied_view(view.name)
+            if copied is not None and copied not in self._views:
+                raise StoreError(f"the store holds no view {copied} that could be copied")
             number = self._number("next_view")
             kind = self._stacks.kind_of(view)
             seed = kind.seed(number)
@@ -186,7 +202,7 @@ class ViewStore:
                 progress_delta([stored]),
                 number_delta(next_view=number + 1),
                 create=[table for table in kind.tables if table.name not in there],
-                views={view.name: kind.select_sql(number, public_names(view, kind))},
+                views={} if copied is not None else _public_view(stored, kind),
             )
             self._stacks.open(view, number, kind)
             self._views = {**self._views, view.name: stored}
@@ -208,8 +224,7 @@ class ViewStore:
                     hint=f"headrace rebuild {view.name}",
                 )
             if stored.entry.status.is_closed:
-                public = kind.select_sql(stored.number, public_names(view, kind))
-                self._commit(views={view.name: public})
+                self._commit(views=_public_view(stored, kind))
             self._stacks.open(view, stored.number, kind)
 
     def drop_view(self, name: str) -> None:
@@ -217,22 +232,28 @@ class ViewStore:
             stored = find_view(self._views, name)
             name = stored.entry.view
             others = {other: view for other, view in self._views.items() if other != name}
-            number, tables = [stored.number], stored.tables
-            is_last = all(other.shape != stored.shape for other in others.values())
-            deltas = [
-                TableDelta(CATALOG.name, gone(CATALOG, number=number)),
-                TableDelta(PROGRESS_BOOK.name, gone(PROGRESS_BOOK, **{VIEW: number})),
-                TableDelta(DEAD_LETTERS.name, gone(DEAD_LETTERS, number=number)),
-                *self._late.forget(name),
-            ]
-            if is_last:
+            deltas, tables = self._removal(stored)
+            if tables:
                 deltas.append(TableDelta(FEED.name, gone(FEED, shape=[stored.shape])))
-            else:
-                own = gone(PROGRESS_BOOK, **{VIEW: number})
-                deltas += [TableDelta(table, own) for table in tables]
-            self._commit(*deltas, drop=tables if is_last else (), views={name: None})
+            is_shown = copied_view(name) is None
+            self._commit(*deltas, drop=tables, views={name: None} if is_shown else {})
             self._stacks.close(name)
             self._views = others
+
+    def _removal(self, stored: StoredView) -> tuple[list[TableDelta], tuple[str, ...]]:
+        """How the books and tables change without the view, and the tables that only it used."""
+        number = [stored.number]
+        deltas = [
+            TableDelta(CATALOG.name, gone(CATALOG, number=number)),
+            TableDelta(PROGRESS_BOOK.name, gone(PROGRESS_BOOK, **{VIEW: number})),
+            TableDelta(DEAD_LETTERS.name, gone(DEAD_LETTERS, number=number)),
+            *self._late.forget(stored.entry.view),
+        ]
+        others = [view for view in self._views.values() if view.number != stored.number]
+        if all(other.shape != stored.shape for other in others):
+            return deltas, stored.tables
+        own = gone(PROGRESS_BOOK, **{VIEW: number})
+        return [*deltas, *(TableDelta(table, own) for table in stored.tables)], ()
 
     def set_status(self, name: str, status: ViewStatus) -> None:
         with self._lock:
@@ -250,26 +271,32 @@ class ViewStore:
         self, write: TickWrite, want_changes: frozenset[str] | None = None
     ) -> Sequence[ViewChange]:
         with self._lock:
-            if write.generation != self._backend.generation:
-                raise FencedError(
-                    f"generation {write.generation} was replaced by {self._backend.generation}",
-                    hint="another engine took over; this one must stop",
-                )
-            if write.tick != self._freshness.tick + 1:
-                raise StoreError(f"tick {write.tick} does not follow {self._freshness.tick}")
+            self._check_turn(write)
             views = self._views
             check_sums(write, {w.view: views[w.view].entry for w in write.views if w.view in views})
-            try:
-                return self._tick(write, want_changes)
-            except (duckdb.OutOfMemoryException, MemoryShortError):
-                self._queries.interrupt_all("a tick needs the memory")
-            try:
-                return self._tick(write, want_changes)
-            except (duckdb.OutOfMemoryException, MemoryShortError) as error:
-                raise StoreError(
-                    f"tick {write.tick} needs more memory than the store may use: {error}",
-                    hint="raise store.memory_mebibytes or lower engine.tick_rows_max",
-                ) from error
+            return self._with_memory(write, lambda: self._tick(write, want_changes))
+
+    def _check_turn(self, write: TickWrite) -> None:
+        if write.generation != self._backend.generation:
+            raise FencedError(
+                f"generation {write.generation} was replaced by {self._backend.generation}",
+                hint="another engine took over; this one must stop",
+            )
+        if write.tick != self._freshness.tick + 1:
+            raise StoreError(f"tick {write.tick} does not follow {self._freshness.tick}")
+
+    def _with_memory(self, write: TickWrite, tick: Callable[[], _Result]) -> _Result:
+        try:
+            return tick()
+        except (duckdb.OutOfMemoryException, MemoryShortError):
+            self._queries.interrupt_all("a tick needs the memory")
+        try:
+            return tick()
+        except (duckdb.OutOfMemoryException, MemoryShortError) as error:
+            raise StoreError(
+                f"tick {write.tick} needs more memory than the store may use: {error}",
+                hint="raise store.memory_mebibytes or lower engine.tick_rows_max",
+            ) from error
 
     def _tick(self, write: TickWrite, want_changes: frozenset[str] | None) -> Sequence[ViewChange]:
         if self._retention.is_exceeded or self._dead_letters > DEAD_LETTERS_MAX * 9 // 8:
@@ -277,11 +304,14 @@ class ViewStore:
         tick, views = write.tick, self._views
         marking = self._late.marking(tick, write.views, views)
         merged, (marked,) = self._stacks.merge(tick, write.views, views, [marking])
-        changes, growth = merged.changes, merged.changes.growth()
+        growth = merged.changes.growth()
         moved = [_moved(views[view.view], view, tick, growth) for view in write.views]
+        copies = [view.number for view in moved if copied_view(view.entry.view) is not None]
+        shown = [view for view in moved if view.number not in copies]
+        changes = merged.changes.without(copies)
         streams = stream_progress(write, self._streams)
         letters = [(views[view.view].number, one) for view in write.views for one in view.dead]
-        committed_at = max(time.time_ns() // 1000, self._freshness.committed_at_microseconds)
+        committed_at = self._committed_at()
         deltas = [
             *merged.deltas,
             *changes.feed(tick),
@@ -291,10 +321,10 @@ class ViewStore:
             *marked,
             *self._dedup.write(write.streams),
             *dead_letters_delta(tick, letters),
-            ledger_delta(write, committed_at, moved),
+            ledger_delta(write, committed_at, shown),
         ]
         told = changes.of(
-            [v for v in moved if want_changes is None or v.entry.view in want_changes], tick
+            [v for v in shown if want_changes is None or v.entry.view in want_changes], tick
         )
         self._backend.commit(Commit(write.generation, deltas))
         self._views = {**views, **{view.entry.view: view for view in moved}}
@@ -308,6 +338,50 @@ class ViewStore:
             log.exception("dedup keys are read anew after tick %s", tick)
             self._dedup.forget()
         return told
+
+    def _committed_at(self) -> int:
+        return max(time.time_ns() // 1000, self._freshness.committed_at_microseconds)
+
+    def swap(self, write: TickWrite, view: str) -> ViewChange | None:
+        with self._lock:
+            self._check_turn(write)
+            if view not in self._views or copy_name(view) not in self._views:
+                raise StoreError(f"the store holds no view {view} with a copy")
+            return self._with_memory(write, lambda: self._swap(write, view))
+
+    def _swap(self, write: TickWrite, view: str) -> ViewChange | None:
+        tick, old, copy = write.tick, self._views[view], self._views[copy_name(view)]
+        kind, _ = self._stacks.opened_kind(copy.entry.view)
+        rows_max = self._settings.changes_rows_max
+        with self._backend.snapshot() as connection:
+            found = compare(connection, old, copy, rows_max, self._retention.lowest_tick)
+        taken = in_place_of(old, copy, tick, found.is_followed)
+        differing = (
+            () if found.changes is None else [ShapeChanges(copy.shape, False, found.changes)]
+        )
+        changes = TickChanges([one for one in differing if one.changes.num_rows])
+        committed_at = self._committed_at()
+        removal, drop = self._removal(old)
+        deltas = [
+            *removal,
+            *self._late.renamed(copy, view),
+            catalog_delta(taken),
+            *changes.feed(tick),
+            ledger_delta(write, committed_at, ()),
+        ]
+        if found.added_in is not None and found.added_in.num_rows:
+            deltas.append(move_ticks(self._backend, kind, copy, found.added_in))
+        self._commit(*deltas, drop=drop, views=_public_view(taken, kind))
+        self._stacks.close(view)
+        self._stacks.rename(copy.entry.view, view)
+        others = {n: v for n, v in self._views.items() if n != copy.entry.view}
+        self._views = {**others, view: taken}
+        self._retention.add(tick, changes.rows)
+        self._freshness = Freshness(tick, committed_at)
+        if found.changes is None:
+            return None
+        empty = taken.public_schema.empty_table()
+        return next(iter(changes.of([taken], tick)), ViewChange(view, tick, empty, empty))
 
     def _prune(self) -> None:
         lowest = self._retention.shrunk_lowest_tick()
@@ -388,7 +462,7 @@ class ViewStore:
     # Reads
 
     def changes(self, view: str, after_tick: int, limit_ticks: int) -> Sequence[ViewChange]:
-        stored = readable_view(self._views, view)
+        stored = readable_view(self._shown, view)
         with self._queries.read() as (connection, _):
             return read_changes(connection, stored, after_tick, limit_ticks)
 
@@ -397,7 +471,7 @@ class ViewStore:
             return read_ledger(connection, limit)
 
     def dead_letters(self, view: str | None, limit: int) -> Sequence[StoreDeadLetter]:
-        number = None if view is None else find_view(self._views, view).number
+        number = None if view is None else find_view(self._shown, view).number
         with self._queries.read() as (connection, _):
             return read_dead_letters(connection, number, limit)
 
@@ -409,7 +483,7 @@ class ViewStore:
         limit: int,
         cursor: str | None,
     ) -> Page:
-        stored = readable_view(self._views, name)
+        stored = readable_view(self._shown, name)
         rows_max = self._settings.query_rows_max
         with self._queries.read() as (connection, freshness):
             rows, following = read_page(
@@ -420,7 +494,7 @@ class ViewStore:
     def snapshot(
         self, name: str, file: Path, filters: Mapping[str, str], with_ticks: bool = False
     ) -> Snapshot:
-        stored = readable_view(self._views, name)
+        stored = readable_view(self._views if copied_view(name) else self._shown, name)
         with self._queries.read() as (connection, freshness):
             return write_snapshot(connection, stored, freshness, file, filters, with_ticks)
 
@@ -431,7 +505,7 @@ class ViewStore:
         return self._queries.query(sql)
 
     def describe(self, name: str) -> Sequence[tuple[str, str]]:
-        return readable_view(self._views, name).columns
+        return readable_view(self._shown, name).columns
 
     # Upkeep
 
@@ -449,7 +523,7 @@ class ViewStore:
             "file_bytes": backend["file_bytes"],
             "write_ahead_bytes": backend["write_ahead_bytes"],
             "memory_bytes": memory,
-            "view_rows": {name: view.rows for name, view in self._views.items()},
+            "view_rows": {name: view.rows for name, view in self._shown.items()},
             "queries_running": max(self._queries.running, 0),
             "queries_interrupted": self._queries.interrupted,
             "tick": self._freshness.tick,
@@ -463,6 +537,11 @@ class ViewStore:
             self._is_closed = True
             self._queries.close()
             self._backend.close()
+
+
+def _public_view(stored: StoredView, kind: Kind) -> dict[str, str]:
+    names = [name for name, _ in stored.columns]
+    return {stored.entry.view: kind.select_sql(stored.number, names)}
 
 
 def _moved(

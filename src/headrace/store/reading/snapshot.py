@@ -6,7 +6,7 @@ ones and k0, k1, … for the keys that tell rows apart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import duckdb
@@ -62,8 +62,8 @@ def write_snapshot(
         dead=tuple((partition, offset) for partition, offset in dead),
         decisions=read_decisions(connection, stored.entry.stream),
         applied=read_applied(connection, stored),
-        ticks_from=max(stored.created_tick, _lowest_tick(connection)) + 1,
-        ticks=_ticks(connection, number) if with_ticks else (),
+        ticks_from=max(stored.created_tick + 1, _lowest_tick(connection) + 1, stored.feed_from),
+        ticks=_ticks(connection, stored.numbers) if with_ticks else (),
     )
 
 
@@ -85,13 +85,13 @@ def _lowest_tick(connection: duckdb.DuckDBPyConnection) -> int:
 
 
 def _ticks(
-    connection: duckdb.DuckDBPyConnection, number: int
+    connection: duckdb.DuckDBPyConnection, numbers: Sequence[int]
 ) -> tuple[tuple[int, dict[int, int]], ...]:
     """The newest that moved the view."""
     found = connection.execute(
         f"SELECT tick, moves FROM {SCHEMA}.{LEDGER.name} ORDER BY tick DESC LIMIT {TICKS_MAX}"
     ).fetchall()
-    moves = ((tick, move_of(text, number)) for tick, text in reversed(found))
+    moves = ((tick, move_of(text, numbers)) for tick, text in reversed(found))
     return tuple((tick, offsets) for tick, offsets in moves if offsets is not None)
 
 

@@ -16,7 +16,7 @@ import pytest
 from gateway_feed import lines_request, microseconds
 
 from headrace.gateway.ingest.decoding import StreamDecoder
-from headrace.gateway.ingest.heartbeats import Heartbeats
+from headrace.gateway.ingest.heartbeats import HeartbeatReader
 from headrace.log.contract import Group, accept_note
 from headrace.model.settings import EngineSettings, GatewaySettings
 from headrace.store.contract import ViewChange
@@ -138,7 +138,7 @@ class Example:
         return [{**event, "_received_at": received} for event in events]
 
     def _beat(self, block: Block) -> None:
-        beats = Heartbeats(self.rig.project, None)  # type: ignore[arg-type]
+        beats = HeartbeatReader(self.rig.project)
         asked = beats.read(block.text.encode(), microseconds(LONG_AFTER), lambda stream: None)
         self.rig.writer.append(Group(advances=tuple(asked.advances)))
         self._is_settled = False

@@ -18,7 +18,7 @@ from headrace.formats.bodies import BodyKind
 from headrace.gateway.ingest.commit_group import GroupBuilder
 from headrace.gateway.ingest.conservation import Counts, count_group
 from headrace.gateway.ingest.decoding import StreamDecoder
-from headrace.gateway.ingest.heartbeats import Heartbeats
+from headrace.gateway.ingest.heartbeats import HeartbeatReader
 from headrace.gateway.ingest.idle import idle_advances
 from headrace.gateway.ingest.partitioning import partitions_of_rows
 from headrace.gateway.ingest.requests import EventsRequest, ProducerKey
@@ -66,7 +66,7 @@ class Feed:
         self._writer, self._reader = writer, reader
         self._decoder = StreamDecoder(found, GatewaySettings())
         self._builder = GroupBuilder(writer)
-        self._beats = Heartbeats(project, None)  # type: ignore[arg-type]
+        self._beats = HeartbeatReader(project)
         self._idle_written: dict[int, int] = {}
         self.counts = Counts()
 

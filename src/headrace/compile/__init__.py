@@ -2,6 +2,6 @@
 
 from headrace.compile.duckdb.binding import bind_view
 from headrace.compile.planning.plans import plan_view
-from headrace.compile.project import load_project, parse_sql
+from headrace.compile.project import define_project, load_project, parse_sql
 
-__all__ = ["bind_view", "load_project", "parse_sql", "plan_view"]
+__all__ = ["bind_view", "define_project", "load_project", "parse_sql", "plan_view"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from sqlglot import expressions as exp
@@ -9,7 +10,7 @@ from sqlglot import expressions as exp
 from headrace.compile.draft import ViewDraft
 from headrace.compile.faults import Faults, SourceText
 from headrace.compile.passes import run_passes
-from headrace.compile.python.definitions import run_python
+from headrace.compile.python.definitions import run_definitions, run_python
 from headrace.compile.sql.dialect import canonical
 from headrace.compile.sql.statements import Statements, ViewStatement, read_statements
 from headrace.compile.streams.checks import check_name, check_stream, known_part
@@ -17,7 +18,7 @@ from headrace.model.definitions import Output, Project, Stream, View
 from headrace.model.errors import DefinitionErrors, Location
 from headrace.model.settings import load_settings
 
-__all__ = ["load_project", "parse_sql"]
+__all__ = ["define_project", "load_project", "parse_sql"]
 
 
 def load_project(directory: Path, name: str | None = None) -> Project:
@@ -61,6 +62,18 @@ def parse_sql(text: str, file: str = "<sql>") -> Project:
     faults = Faults()
     statements = Statements()
     read_statements(SourceText(file, text), statements, faults)
+    project = _resolve("", statements, faults)
+    if faults.errors:
+        raise DefinitionErrors(faults.errors)
+    return project
+
+
+def define_project(define: Callable[[], object]) -> Project:
+    """The definitions that a Python function makes with `headrace.stream(...)`. Raises
+    DefinitionErrors with every fault, and what the function raises."""
+    faults = Faults()
+    statements = Statements()
+    run_definitions(define, statements, faults)
     project = _resolve("", statements, faults)
     if faults.errors:
         raise DefinitionErrors(faults.errors)

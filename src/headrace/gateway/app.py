@@ -26,7 +26,7 @@ from headrace.gateway.admin.producer_decisions import Decide, accept_gaps, retir
 from headrace.gateway.admin.proxy import EngineProxy
 from headrace.gateway.admin.status import Status
 from headrace.gateway.ingest.committer import Committer
-from headrace.gateway.ingest.heartbeats import Heartbeats
+from headrace.gateway.ingest.heartbeats import HeartbeatReader, Heartbeats
 from headrace.gateway.ingest.requests import (
     JSON_HEADERS,
     EventsRequest,
@@ -91,7 +91,8 @@ class GatewayApp:
         self.room = BodyRoom(settings.gateway.queue_bytes_max, committer)
         self._request_bytes_max = settings.gateway.request_bytes_max
         self._deadletters = DeadLetters(settings, reader, committer.decoders, committer.account)
-        self._heartbeats = Heartbeats(project, committer)
+        self._heartbeat_reader = HeartbeatReader(project)
+        self._heartbeats = Heartbeats(committer)
         self._state = Status(project, committer, reader, metrics)
         self._streams = {s.name: s.name for s in project.streams}
         self._streams.update({s.name.lower(): s.name for s in project.streams})
@@ -235,7 +236,7 @@ class GatewayApp:
             self._access.check(request.headers, request.authority, f"ingest:{stream}")
 
         received = time.time_ns() // 1000
-        beats = self._heartbeats.read(body, received, check)
+        beats = self._heartbeat_reader.read(body, received, check)
         await self._heartbeats.store(beats, received)
         return 200, JSON_HEADERS, b'{"state":"durable"}'
 

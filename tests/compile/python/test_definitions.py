@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import headrace
-from headrace.compile import load_project
+from headrace.compile import define_project, load_project, parse_sql
 from headrace.model.errors import DefinitionError, DefinitionErrors
 
 SQL = """
@@ -217,6 +217,33 @@ def test_every_fault_of_a_python_file_has_its_line(folder: Path) -> None:
         "events.py:26: view l: rank() OVER (…) cannot be kept exactly up to date",
         "events.py:27: Python: ValueError: enough",
         "more.sql:1: view d: column x does not exist in stream events",
+    ]
+
+
+def test_a_function_defines_a_project() -> None:
+    def define() -> None:
+        orders = headrace.stream("orders", columns={"amount": "INT"})
+        orders.agg(total="sum(amount)").view("income")
+
+    assert define_project(define) == parse_sql(
+        "CREATE STREAM orders (amount INT);"
+        "CREATE MATERIALIZED VIEW income AS SELECT sum(amount) AS total FROM orders;"
+    )
+
+
+def test_every_fault_of_a_function_has_its_line() -> None:
+    def define() -> None:
+        orders = headrace.stream("orders", columns={"amount": "INT"})
+        orders.agg(total="sum(amuont)").view("income")
+        orders.agg(total="smu(amount)").view("order")
+
+    first = define.__code__.co_firstlineno
+    with pytest.raises(DefinitionErrors) as caught:
+        define_project(define)
+    places = [error.location for error in caught.value.errors]
+    assert [(p.file, p.line - first) for p in places if p is not None] == [
+        (__file__, 2),
+        (__file__, 3),
     ]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headrace.compile import load_project, parse_sql
-from headrace.gateway.ingest.heartbeats import HEARTBEATS_MAX, Heartbeats
+from headrace.gateway.ingest.heartbeats import HEARTBEATS_MAX, HeartbeatReader
 from headrace.gateway.ingest.partitioning import partition_of_text
 from headrace.http.tokens import create_token
 from headrace.log.contract import NO_EVENT_TIME
@@ -108,7 +108,7 @@ def test_many_heartbeats_of_one_request_are_one_advance_a_partition() -> None:
         {"stream": "s", "complete_up_to": f"2026-01-01T00:00:{n % 60:02d}Z", "producer": f"p{n}"}
         for n in range(HEARTBEATS_MAX)
     ]
-    reader = Heartbeats(project, None)  # type: ignore[arg-type]
+    reader = HeartbeatReader(project)
     beats = reader.read(json.dumps(asked).encode(), time.time_ns() // 1_000, lambda stream: None)
     advances = list(beats.advances)
     assert [advance.partition for advance in advances] == list(range(256))

@@ -7,7 +7,7 @@ project is loaded, so that every fault is reported at once, at the line that sai
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from headrace.compile.faults import Faults, SourceText
@@ -25,7 +25,7 @@ from headrace.compile.streams.draft import StreamDraft, Within
 from headrace.model.definitions import Retention, RetentionAction
 from headrace.model.errors import Location
 
-__all__ = ["ViewDefinition", "run_python", "stream"]
+__all__ = ["ViewDefinition", "run_definitions", "run_python", "stream"]
 
 
 def run_python(source: SourceText, file: Path, into: Statements, faults: Faults) -> None:
@@ -47,6 +47,15 @@ def run_python(source: SourceText, file: Path, into: Statements, faults: Faults)
         ]
         place = Location(source.file, lines[-1] if lines else 1, 1)
         faults.add(f"Python: {type(error).__name__}: {error}", "correct the Python file", place)
+    finally:
+        collector_in_force.reset(token)
+
+
+def run_definitions(define: Callable[[], object], into: Statements, faults: Faults) -> None:
+    """Collect what a function defines. Faults name the files that said it by their whole paths."""
+    token = collector_in_force.set(Collector(Path(), "", into, faults))
+    try:
+        define()
     finally:
         collector_in_force.reset(token)
 

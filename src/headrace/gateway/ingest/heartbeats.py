@@ -33,7 +33,7 @@ from headrace.log.contract import (
 from headrace.model.definitions import Project, Stream
 from headrace.model.errors import RequestError
 
-__all__ = ["Heartbeats"]
+__all__ = ["HeartbeatReader", "Heartbeats"]
 
 HEARTBEATS_MAX = 1_000  # in one request
 
@@ -65,6 +65,12 @@ class Beats:
             for partition in partitions:
                 yield Advance(stream, partition, maximum, "heartbeat", producer)
 
+    def group(self, received: int) -> Group:
+        """What one request stores by itself."""
+        alone = _Waiting()
+        alone.add(self, received)
+        return alone.group()
+
 
 @dataclass(slots=True)
 class _Waiting:
@@ -76,15 +82,26 @@ class _Waiting:
     is_taken: bool = False
     failure: Exception | None = None
 
+    def add(self, beats: Beats, received: int) -> None:
+        for advance in beats.advances:
+            place = (advance.stream, advance.partition)
+            known = self.furthest.get(place)
+            if known is None or known.maximum_microseconds < advance.maximum_microseconds:
+                self.furthest[place] = advance
+        for writer in beats.heard:
+            self.notes[writer] = heard_note(received, *writer)
+        for writer in beats.finished:
+            self.notes[writer] = retire_note(received, *writer)
 
-class Heartbeats:
-    """For the event loop's thread alone."""
+    def group(self) -> Group:
+        return Group(receipts=tuple(self.notes.values()), advances=tuple(self.furthest.values()))
 
-    def __init__(self, project: Project, committer: Committer) -> None:
+
+class HeartbeatReader:
+    """What requests with heartbeats ask for."""
+
+    def __init__(self, project: Project) -> None:
         self._streams = {stream.name.lower(): stream for stream in project.streams}
-        self._committer = committer
-        self._waiting = _Waiting()
-        self._turn = asyncio.Lock()
 
     def read(self, body: bytes, received: int, check: Callable[[str], None]) -> Beats:
         """What the body asks for. `check` raises unless the client may write to the
@@ -105,43 +122,6 @@ class Heartbeats:
             self._add(one, received, beats)
         return beats
 
-    async def store(self, beats: Beats, received: int) -> None:
-        """Returns when they are durable. Raises what the log raises."""
-        mine = self._waiting
-        for advance in beats.advances:
-            place = (advance.stream, advance.partition)
-            known = mine.furthest.get(place)
-            if known is None or known.maximum_microseconds < advance.maximum_microseconds:
-                mine.furthest[place] = advance
-        for writer in beats.heard:
-            mine.notes[writer] = heard_note(received, *writer)
-        for writer in beats.finished:
-            mine.notes[writer] = retire_note(received, *writer)
-        async with self._turn:
-            if not mine.is_taken:
-                mine.is_taken = True
-                self._waiting = _Waiting()
-                await self._store(mine)
-        if mine.failure is not None:
-            raise mine.failure
-
-    async def _store(self, waiting: _Waiting) -> None:
-        notes, advances = tuple(waiting.notes.values()), tuple(waiting.furthest.values())
-        group = Group(receipts=notes, advances=advances)
-
-        def job(writer: LogWriter) -> Any:
-            return writer.append(group)
-
-        try:
-            await self._committer.run_job(job)
-        except Exception as error:
-            waiting.failure = error
-        except asyncio.CancelledError:
-            waiting.failure = RequestError(
-                503, "stopping", "the heartbeat was cut off", hint="send it again"
-            )
-            raise
-
     def _add(self, heartbeat: _Heartbeat, received: int, beats: Beats) -> None:
         stream = self._streams.get(heartbeat.stream.lower())
         if stream is None:
@@ -158,6 +138,43 @@ class Heartbeats:
             known = beats.furthest.get(place)
             if known is None or known[0] < maximum:
                 beats.furthest[place] = (maximum, heartbeat.producer or "")
+
+
+class Heartbeats:
+    """Stores what was read. For the event loop's thread alone."""
+
+    def __init__(self, committer: Committer) -> None:
+        self._committer = committer
+        self._waiting = _Waiting()
+        self._turn = asyncio.Lock()
+
+    async def store(self, beats: Beats, received: int) -> None:
+        """Returns when they are durable. Raises what the log raises."""
+        mine = self._waiting
+        mine.add(beats, received)
+        async with self._turn:
+            if not mine.is_taken:
+                mine.is_taken = True
+                self._waiting = _Waiting()
+                await self._store(mine)
+        if mine.failure is not None:
+            raise mine.failure
+
+    async def _store(self, waiting: _Waiting) -> None:
+        group = waiting.group()
+
+        def job(writer: LogWriter) -> Any:
+            return writer.append(group)
+
+        try:
+            await self._committer.run_job(job)
+        except Exception as error:
+            waiting.failure = error
+        except asyncio.CancelledError:
+            waiting.failure = RequestError(
+                503, "stopping", "the heartbeat was cut off", hint="send it again"
+            )
+            raise
 
 
 def _maximum(stream: Stream, heartbeat: _Heartbeat, complete_up_to: str, received: int) -> int:

@@ -17,7 +17,7 @@ from headrace.log.contract import NO_EVENT_TIME, Advance, Group, LogReader, LogW
 from headrace.model.definitions import Stream
 from headrace.model.errors import HeadraceError
 
-__all__ = ["IdleWatch", "idle_advances"]
+__all__ = ["IdlePartitions", "IdleWatch", "idle_advances"]
 
 logger = logging.getLogger("headrace.gateway")
 
@@ -54,57 +54,64 @@ def idle_advances(
     ]
 
 
+class IdlePartitions:
+    """The partitions of those streams that have an idle time, and when each was last moved on."""
+
+    def __init__(self, streams: Sequence[Stream], writer: LogWriter, reader: LogReader) -> None:
+        self.streams = [s for s in streams if s.idle_microseconds is not None]
+        self._writer = writer
+        self._reader = reader
+        self._written: dict[str, dict[int, int]] = {s.name: {} for s in self.streams}
+
+    def due(self, now: int) -> list[Advance]:
+        return [
+            advance
+            for stream in self.streams
+            for advance in idle_advances(
+                stream,
+                now,
+                self._writer.received(stream.name),
+                self._reader.maxima(stream.name),
+                self._written[stream.name],
+            )
+        ]
+
+    def move_on(self, now: int) -> None:
+        """Store what is due. Belongs to whoever appends; raises what the log raises."""
+        due = self.due(now)
+        if not due:
+            return
+        self._writer.append(Group(advances=tuple(due)))
+        for advance in due:
+            self._written[advance.stream][advance.partition] = now
+
+
 class IdleWatch:
     """Looks at streams with an idle time every now and then; only what is due costs a commit."""
 
     def __init__(self, streams: Sequence[Stream], committer: Committer, reader: LogReader) -> None:
-        self._streams = [s for s in streams if s.idle_microseconds is not None]
         self._committer = committer
-        self._reader = reader
-        self._written: dict[str, dict[int, int]] = {s.name: {} for s in self._streams}
+        self._partitions = IdlePartitions(streams, committer.writer, reader)
 
     @property
     def check_seconds(self) -> float:
-        shortest = min((s.idle_microseconds or 0 for s in self._streams), default=0) / 1_000_000
+        intervals = [stream.idle_microseconds or 0 for stream in self._partitions.streams]
+        shortest = min(intervals, default=0) / 1_000_000
         return min(max(shortest / _CHECKS_PER_INTERVAL, _CHECK_SECONDS_MIN), _CHECK_SECONDS_MAX)
 
     async def run(self) -> None:
         """Until cancelled. A log that cannot be written is tried again."""
         said = ""
-        while self._streams:
+        while self._partitions.streams:
             await asyncio.sleep(self.check_seconds)
             try:
-                if self._due(self._committer.writer):
-                    await self._committer.run_job(self._advance)
+                if self._partitions.due(_now()):
+                    await self._committer.run_job(lambda _: self._partitions.move_on(_now()))
                     said = ""
             except HeadraceError as error:
                 if error.message != said:
                     logger.warning("idle partitions cannot be moved on: %s", error.message)
                 said = error.message
-
-    def _advance(self, writer: LogWriter) -> None:
-        """On the append thread: what is due is looked at again, between two groups."""
-        due = self._due(writer)
-        if not due:
-            return
-        writer.append(Group(advances=tuple(due)))
-        now = _now()
-        for advance in due:
-            self._written[advance.stream][advance.partition] = now
-
-    def _due(self, writer: LogWriter) -> list[Advance]:
-        now = _now()
-        return [
-            advance
-            for stream in self._streams
-            for advance in idle_advances(
-                stream,
-                now,
-                writer.received(stream.name),
-                self._reader.maxima(stream.name),
-                self._written[stream.name],
-            )
-        ]
 
 
 def _now() -> int:

@@ -49,6 +49,7 @@ FOLDERS = {
     "spark": "spark",
     "engine": "spark",
     "proof": "spark",
+    "testing": "spark",
     "end_to_end": "end_to_end",
 }
 _ROOT = Path(__file__).parent

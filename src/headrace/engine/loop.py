@@ -163,6 +163,11 @@ class Engine:
         """Whether some view is being narrowed down to the event it fails on."""
         return any(view.is_running and view.isolation for view in self._views.values())
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether the newest tick failed through nobody's data: it is to be done again."""
+        return self._failures > 0
+
     def close(self) -> None:
         self._advance_retention_floor()
         self._ticker.close()

@@ -25,6 +25,7 @@ HeadraceError
 │   └── ViewChangedError       a definition changed under its state
 ├── CoversError            a token of what was written is damaged, or of another log
 ├── ProofError             a view cannot be proven from what the log still holds
+├── KitError               a test asks of the test kit what no view could meet
 └── ClientError            the Python client could not do what was asked
     ├── UnreachableError       no answer within the time the caller allowed
     ├── RefusedError           the server answered with a problem document
@@ -52,6 +53,7 @@ __all__ = [
     "HeadraceError",
     "JavaMissingError",
     "KeyReusedError",
+    "KitError",
     "Location",
     "LogCorruptError",
     "LogError",
@@ -250,6 +252,10 @@ class CoversError(HeadraceError):
 
 class ProofError(HeadraceError):
     code = "proof"
+
+
+class KitError(HeadraceError):
+    code = "kit"
 
 
 class ClientError(HeadraceError):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
+import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.model.errors import EngineError
-from headrace.model.settings import Settings
+from headrace.model.settings import EngineSettings, Settings
 from headrace.spark.class_archive import archive_options, build_later
 from headrace.spark.java import VERSION_MIN, Java, find_java, java_home_for_spark
 
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "archive_classes",
+    "shared_spark",
     "start_spark",
     "started_spark",
     "stop_spark",
@@ -29,6 +33,10 @@ __all__ = [
 ]
 
 log = logging.getLogger("headrace.engine")
+
+_DAEMON = "spark.python.daemon.module"
+_DAEMON_MODULE = "headrace.spark.daemon"
+_SHARED_HEAP_MEBIBYTES = 1_024
 
 _SETTINGS = {
     "spark.ui.enabled": "false",
@@ -38,7 +46,7 @@ _SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     "spark.locality.wait": "0",
     "spark.python.unix.domain.socket.enabled": "true",
-    "spark.python.daemon.module": "headrace.spark.daemon",
+    _DAEMON: _DAEMON_MODULE,
     "spark.sql.execution.arrow.maxRecordsPerBatch": "200000",
     "spark.sql.shuffle.partitions": "8",
     "spark.sql.codegen.cache.maxEntries": "1000",
@@ -120,6 +128,31 @@ def start_spark(settings: Settings, java: Java | None = None) -> SparkSession:
             hint=f"set JAVA_HOME to a Java {VERSION_MIN} or newer that runs, or unset it",
         ) from error
     _quieten(spark)
+    return spark
+
+
+def shared_spark() -> SparkSession:
+    """The session of this process, for tests of which many follow each other: started by the first
+    call, ended with the process. One that `start_spark` gave is taken as it is.
+
+    Raises EngineError beside a session with other settings: its answers would not be those of an
+    engine. And what `start_spark` raises."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    running = SparkContext._active_spark_context
+    if running is not None:
+        if running.getConf().get(_DAEMON) != _DAEMON_MODULE:
+            raise EngineError(
+                "this process already runs a Spark session that Headrace did not start",
+                hint="stop it before, or run these tests in a process of their own",
+            )
+        return SparkSession.builder.getOrCreate()
+    directory = tempfile.mkdtemp(prefix="headrace-spark-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    engine = EngineSettings(java_heap_mebibytes=_SHARED_HEAP_MEBIBYTES)
+    spark = start_spark(Settings(Path(directory), engine=engine))
+    atexit.register(stop_spark, spark)  # before the directory goes
     return spark
 
 

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import headrace
-from headrace.model.errors import DefinitionErrors, KitError, RequestError
+from headrace.model.errors import DefinitionErrors, EngineError, KitError, RequestError, StoreError
 from headrace.testing import Answer, Project
 
 Payment = Callable[[str, str, str], dict[str, str]]
@@ -180,6 +181,67 @@ def test_duplicates_clocks_and_numbers_are_those_of_the_definition(make: Make) -
             {"sensor": "b", "corrected": "2026-01-01T00:00:00Z", "quality": "exact"},
         ]
     ).counts(read=2, duplicate=2)
+
+
+def test_every_kind_of_view_can_be_expected(make: Make) -> None:
+    project = make(
+        sql="""
+        CREATE STREAM readings (sensor STRING NOT NULL, n INT, at TIMESTAMP NOT NULL)
+        WATERMARK at DELAY OF INTERVAL 1 MINUTE LATE REVISE;
+
+        CREATE MATERIALIZED VIEW high AS SELECT sensor, n FROM readings WHERE n > 5;
+
+        CREATE MATERIALIZED VIEW total AS SELECT count(*) AS readings, avg(n) AS mean FROM readings;
+
+        CREATE MATERIALIZED VIEW bursts AS
+        SELECT sensor, window.start AS begun, sum(n) AS n
+        FROM readings GROUP BY sensor, session_window(at, '10 seconds');
+
+        CREATE MATERIALIZED VIEW recent AS
+        SELECT sensor, n, sum(n) OVER (
+          PARTITION BY sensor ORDER BY at RANGE BETWEEN INTERVAL 10 SECONDS PRECEDING
+          AND CURRENT ROW) AS sum
+        FROM readings;
+        """
+    )
+    project.expect("total").rows([{"readings": 0, "mean": None}])
+    for second, n in ((0, 1), (15, 6), (30, 9)):
+        project.send("readings", {"sensor": "a", "n": n, "at": f"2026-01-01T00:00:{second:02}Z"})
+    project.expect("high").changes(added=[{"n": 6}, {"n": 9}])
+    project.expect("total").rows([{"readings": 3, "mean": pytest.approx(16 / 3)}])
+    project.expect("total").changes(changed=[({"readings": 0}, {"readings": 3})])
+    project.expect("bursts").changes(added=[{"n": 1}, {"n": 6}, {"n": 9}])
+    project.expect("recent").changes(added=[{"n": n, "sum": n} for n in (1, 6, 9)])
+    project.send("readings", {"sensor": "a", "n": 2, "at": "2026-01-01T00:00:07Z"})
+    project.expect("high").no_changes().counts(filtered=2, applied=2)
+    project.expect("bursts").changes(
+        changed=[({"begun": "2026-01-01T00:00:00Z", "n": 1}, {"n": 9})],
+        removed=[{"begun": "2026-01-01T00:00:15Z", "n": 6}],
+    )
+    project.expect("recent").changes(
+        added=[{"n": 2, "sum": 3}], changed=[({"n": 6, "sum": 6}, {"n": 6, "sum": 8})]
+    )
+
+
+def test_a_tick_that_failed_is_done_again_before_anything_is_expected(
+    shop: Project, pay: Payment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = shop._running.store
+    commit, failures = store.commit, [2]
+
+    def failing(*given: Any, **named: Any) -> Any:
+        if failures[0]:
+            failures[0] -= 1
+            raise StoreError("the store is not well")
+        return commit(*given, **named)
+
+    monkeypatch.setattr(store, "commit", failing)
+    shop.send("payments", pay("a", "1", "00:01"))
+    shop.expect("income").rows([{"user_id": "a"}])
+    failures[0] = 1_000
+    shop.send("payments", pay("a", "1", "00:02"))
+    with pytest.raises(EngineError, match=r"ticks in a row failed, .* the store is not well"):
+        shop.expect("income")
 
 
 def test_queries_read_what_was_sent(shop: Project, pay: Payment) -> None:

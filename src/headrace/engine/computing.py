@@ -27,7 +27,7 @@ from headrace.engine.dedup import Verdict, find_duplicates
 from headrace.engine.late_events import OWN_COLUMNS, LateFinder
 from headrace.engine.late_windows import JoinedWindows, count_rows
 from headrace.engine.lateness import LatenessResolver
-from headrace.engine.shared_plan import SharedPlan
+from headrace.engine.shared_plan import Planning
 from headrace.engine.views import (
     Halt,
     Isolation,
@@ -40,7 +40,6 @@ from headrace.log.contract import LogReader, Range
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import BEYOND, LATE
 from headrace.model.settings import Settings
-from headrace.spark.analysis import Analysis
 from headrace.spark.data_failures import data_failure
 from headrace.spark.event_annotations import (
     DECISION,
@@ -116,13 +115,13 @@ class Computer:
     def __init__(
         self,
         spark: SparkSession,
-        analysis: Analysis,
+        planning: Planning,
         reader: LogReader,
         store: Store,
         settings: Settings,
     ) -> None:
         self._spark = spark
-        self._analysis = analysis
+        self._analysis = planning.analysis
         self._store = store
         self._settings = settings
         self._lanes = settings.engine.cores_used
@@ -132,13 +131,12 @@ class Computer:
         event_query = EventQuery(spark, reader.address)
         self._finder = LateFinder(event_query, reader)
         self._lateness = LatenessResolver(event_query, store)
-        self._planning = ThreadPoolExecutor(1, "headrace-plan")
-        self._shared = SharedPlan(spark, analysis, reader.address, self._planning)
+        self._planning = planning.pool
+        self._shared = planning.shared
         self._filed: dict[str, tuple[EventAnnotations, str]] = {}  # by stream
         self._verdicts: dict[tuple[str, tuple[Range, ...]], Verdict] = {}
 
     def close(self) -> None:
-        self._planning.shutdown(wait=True, cancel_futures=True)
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def prepare(self, views: Sequence[LiveView]) -> None:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from headrace.engine.control import EngineControl
 from headrace.engine.opening import open_views, restart_view
+from headrace.engine.shared_plan import Planning
 from headrace.engine.tick import Ticker, TickResult
 from headrace.engine.views import LiveView
 from headrace.log.contract import LogReader
 from headrace.model.definitions import Project
 from headrace.model.errors import ConservationError, EngineError, FencedError, HeadraceError
 from headrace.model.settings import Settings
-from headrace.spark.analysis import Analysis
 from headrace.store.contract import INCIDENT, Store, StoredDecision, ViewChange, ViewStatus
 
 if TYPE_CHECKING:
@@ -70,10 +70,15 @@ class Engine:
         store: Store,
         control: EngineControl,
         publisher: Publisher,
+        planning: Planning | None = None,
     ) -> None:
+        """With `planning` it goes on with what an engine before it has planned, and leaves it."""
         self._settings = settings
         self._project = project
-        self._analysis = Analysis(spark, settings.run_directory / "types.json")
+        self._is_planning_own = planning is None
+        types_file = settings.run_directory / "types.json"
+        self._planning = planning or Planning(spark, reader.address, types_file)
+        self._analysis = self._planning.analysis
         self._reader = reader
         self._store = store
         self._control = control
@@ -85,7 +90,7 @@ class Engine:
         self._stopping = False
         generation = store.claim()
         self._ticker = Ticker(
-            spark, self._analysis, reader, store, settings, generation, publisher.watched
+            spark, self._planning, reader, store, settings, generation, publisher.watched
         )
         control.set_state("starting", "opening the views", generation)
 
@@ -170,6 +175,8 @@ class Engine:
 
     def close(self) -> None:
         self._advance_retention_floor()
+        if self._is_planning_own:
+            self._planning.close()
         self._ticker.close()
 
     def step(self) -> TickResult | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.engine.views import LiveView, ViewGroup
@@ -25,7 +26,7 @@ from headrace.spark.projection import is_projectable
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ROWS_TIMES_VIEWS_MAX", "SharedPlan"]
+__all__ = ["ROWS_TIMES_VIEWS_MAX", "Planning", "SharedPlan"]
 
 logger = logging.getLogger("headrace.engine")
 
@@ -108,3 +109,16 @@ class SharedPlan:
         """By stream. Raises what Spark raises."""
         assert self._plan is not None, "only what `packed` found is run"
         return self._plan.run(parts)
+
+
+class Planning:
+    """What Spark was asked and what is planned. It may serve one engine after the other in a
+    process, if they have the same definitions and logs of one address."""
+
+    def __init__(self, spark: SparkSession, log: LogAddress, types_file: Path) -> None:
+        self.analysis = Analysis(spark, types_file)
+        self.pool = ThreadPoolExecutor(1, "headrace-plan")
+        self.shared = SharedPlan(spark, self.analysis, log, self.pool)
+
+    def close(self) -> None:
+        self.pool.shutdown(wait=True, cancel_futures=True)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from headrace.engine.computing import Computed, Computer
+from headrace.engine.shared_plan import Planning
 from headrace.engine.views import (
     Isolation,
     LiveView,
@@ -34,7 +35,6 @@ from headrace.engine.writes import Writes, distinct_tables
 from headrace.log.contract import LogReader, Range
 from headrace.model.errors import MergeError
 from headrace.model.settings import Settings
-from headrace.spark.analysis import Analysis
 from headrace.store.contract import (
     Counts,
     Moved,
@@ -71,7 +71,7 @@ class Ticker:
     def __init__(
         self,
         spark: SparkSession,
-        analysis: Analysis,
+        planning: Planning,
         reader: LogReader,
         store: Store,
         settings: Settings,
@@ -84,7 +84,7 @@ class Ticker:
         self._generation = generation
         self._watched = watched
         self._tick = store.last_tick()
-        self._computer = Computer(spark, analysis, reader, store, settings)
+        self._computer = Computer(spark, planning, reader, store, settings)
         self._writes = Writes(reader, store, self._computer)
 
     def close(self) -> None:

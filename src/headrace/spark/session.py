@@ -140,14 +140,14 @@ def shared_spark() -> SparkSession:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    running = SparkContext._active_spark_context
-    if running is not None:
-        if running.getConf().get(_DAEMON) != _DAEMON_MODULE:
+    if SparkContext._active_spark_context is not None:
+        running = SparkSession.builder.getOrCreate()
+        if running.conf.get(_DAEMON, None) != _DAEMON_MODULE:
             raise EngineError(
                 "this process already runs a Spark session that Headrace did not start",
                 hint="stop it before, or run these tests in a process of their own",
             )
-        return SparkSession.builder.getOrCreate()
+        return running
     directory = tempfile.mkdtemp(prefix="headrace-spark-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     engine = EngineSettings(java_heap_mebibytes=_SHARED_HEAP_MEBIBYTES)

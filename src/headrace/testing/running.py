@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from headrace.engine.control import EngineControl
 from headrace.engine.loop import Engine
-from headrace.log.opening import log_address, open_writer
+from headrace.log.opening import open_writer
 from headrace.model.definitions import Project
 from headrace.model.errors import EngineError
 from headrace.model.settings import Settings
@@ -22,6 +22,7 @@ from headrace.spark.session import shared_spark
 from headrace.store.contract import ViewChange
 from headrace.store.memory.backend import MemoryBackend
 from headrace.store.store import ViewStore
+from headrace.testing.kept_plans import give_back, take_plan
 
 __all__ = ["Running"]
 
@@ -62,8 +63,10 @@ class Running:
             self.settings.run_directory.mkdir(parents=True)
             self.writer = open_writer(self.settings, definitions.streams)
             opened.callback(self.writer.close)
-            self.reader = log_address(self.settings).open(definitions.streams)
-            opened.callback(self.reader.close)
+            plan = take_plan(spark, definitions)
+            opened.push(lambda kind, *_: plan.close() if kind else give_back(plan))
+            plan.log.lead_to(self.settings.directory)
+            self.reader = plan.log.open(definitions.streams)
             backend = MemoryBackend(self.settings.store)
             self.store = ViewStore(backend, self.settings.store)
             opened.callback(self.store.close)
@@ -76,6 +79,7 @@ class Running:
                 self.store,
                 self.control,
                 _NoSubscribers(),
+                plan.planning,
             )
             opened.callback(self._engine.close)
             self._engine.open()

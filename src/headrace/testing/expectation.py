@@ -42,7 +42,8 @@ Looks = dict[str, int]  # the tick up to which the changes of each view have bee
 class Expectation:
     """Of a view, of a stream, or of the late events that a stream has set aside (STREAM_late). Each
     method raises AssertionError where what it says is not so, and gives the expectation back, so
-    that more can be said of the same thing.
+    that more can be said of the same thing. It may be kept: everything that was sent before a
+    method is called has been taken in.
 
         project.expect("income").row(user_id="a", income="10.00").counts(late=0)
         project.expect("transactions").dead_letters(["column amount"])
@@ -112,15 +113,10 @@ class Expectation:
         return self.rows([])
 
     @cached_property
-    def _table(self) -> pa.Table:
-        if self._aside is not None:
-            return self._running.query(f'SELECT * FROM "{self._name}"')
-        return self._running.rows(self._a_view.name)
-
-    @cached_property
     def _columns(self) -> Mapping[str, DataType]:
         if self._aside is not None:
-            return {field.name: type_from_arrow(field.type) for field in self._table.schema}
+            schema = self._running.query(f"{self._late_rows} LIMIT 0").schema
+            return {field.name: type_from_arrow(field.type) for field in schema}
         described = self._running.store.describe(self._a_view.name)
         return {name: parse_type(type_) for name, type_ in described}
 
@@ -128,10 +124,19 @@ class Expectation:
     def _reader(self) -> RowReader:
         return RowReader(self._name, self._columns)
 
-    @cached_property
+    @property
+    def _late_rows(self) -> str:
+        return f'SELECT * FROM "{self._name}"'
+
+    @property
     def _found(self) -> list[Row]:
+        self._running.settle()
+        if self._aside is not None:
+            table = self._running.query(self._late_rows)
+        else:
+            table = self._running.rows(self._a_view.name)
         schema = pa.schema([(name, type_.arrow) for name, type_ in self._columns.items()])
-        rows: list[Row] = self._table.cast(schema).to_pylist()
+        rows: list[Row] = table.cast(schema).to_pylist()
         return rows
 
     @cached_property
@@ -157,6 +162,7 @@ class Expectation:
         between is no change, and neither is a row that became final."""
         __tracebackhide__ = True
         view = self._a_view
+        self._running.settle()
         ticks = self._running.changes(view.name, self._looks.get(view.name, 0))
         self._looks[view.name] = self._running.store.last_tick()
         plan = plan_view(self._definitions, view)
@@ -244,9 +250,11 @@ class Expectation:
 
     @property
     def _report(self) -> ViewReport:
+        self._running.settle()
         return self._running.reports()[self._a_view.name]
 
     def _letters(self) -> list[Row]:
+        self._running.settle()
         if self._view is not None:
             stored = self._running.store.dead_letters(self._view.name, LETTERS_MAX)
             return [{"reason": one.reason, "record": _record(one.raw)} for one in stored]

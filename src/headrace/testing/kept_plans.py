@@ -6,14 +6,11 @@ import atexit
 from collections.abc import Hashable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 from headrace.engine.shared_plan import Planning
 from headrace.model.definitions import Project
+from headrace.spark.session import shared_spark
 from headrace.testing.current_log import CurrentLog
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = ["KeptPlan", "close_all", "give_back", "take_plan"]
 
@@ -23,13 +20,13 @@ KEPT_MAX = 16  # of projects that are closed; the one that has waited longest go
 class KeptPlan:
     """The plans of a project's views, and the address of the log that they read."""
 
-    def __init__(self, spark: SparkSession, definitions: Project) -> None:
-        self.spark = spark
+    def __init__(self, definitions: Project) -> None:
+        self.spark = shared_spark()
         self.definitions = _known_by(definitions)
         self._directory = TemporaryDirectory(prefix="headrace-plan-")
         folder = Path(self._directory.name)
         self.log = CurrentLog(folder / "project")
-        self.planning = Planning(spark, self.log, folder / "types.json")
+        self.planning = Planning(self.spark, self.log, folder / "types.json")
 
     def close(self) -> None:
         self.planning.close()
@@ -39,14 +36,14 @@ class KeptPlan:
 _kept: list[KeptPlan] = []
 
 
-def take_plan(spark: SparkSession, definitions: Project) -> KeptPlan:
-    """One that nobody uses, or a new one."""
-    wanted = _known_by(definitions)
+def take_plan(definitions: Project) -> KeptPlan:
+    """One that nobody uses, or a new one. Raises EngineError as `shared_spark` does."""
+    spark, wanted = shared_spark(), _known_by(definitions)
     for plan in _kept:
         if plan.spark is spark and plan.definitions == wanted:
             _kept.remove(plan)
             return plan
-    return KeptPlan(spark, definitions)
+    return KeptPlan(definitions)
 
 
 def give_back(plan: KeptPlan) -> None:

@@ -147,9 +147,8 @@ class Project:
     # Answers
 
     def expect(self, name: str) -> Expectation:
-        """Of a view, of a stream, or of a stream's late events that were set aside (STREAM_late):
-        all that was sent has been taken in. Raises KitError for an unknown name."""
-        self._running.settle()
+        """Of a view, of a stream, or of a stream's late events that were set aside (STREAM_late).
+        Raises KitError for an unknown name."""
         return Expectation(self._definitions, self._running, self._looks, name)
 
     def query(self, sql: str) -> list[dict[str, Any]]:

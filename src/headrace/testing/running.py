@@ -18,7 +18,6 @@ from headrace.model.definitions import Project
 from headrace.model.errors import EngineError
 from headrace.model.settings import Settings
 from headrace.serve.operate.control import ViewReport
-from headrace.spark.session import shared_spark
 from headrace.store.contract import ViewChange
 from headrace.store.memory.backend import MemoryBackend
 from headrace.store.store import ViewStore
@@ -55,7 +54,6 @@ class Running:
 
     def __init__(self, definitions: Project, settings: Settings) -> None:
         """Raises EngineError for a view that Spark does not accept."""
-        spark = shared_spark()
         self._opened = contextlib.ExitStack()
         with contextlib.ExitStack() as opened:
             directory = opened.enter_context(tempfile.TemporaryDirectory(prefix="headrace-test-"))
@@ -63,7 +61,7 @@ class Running:
             self.settings.run_directory.mkdir(parents=True)
             self.writer = open_writer(self.settings, definitions.streams)
             opened.callback(self.writer.close)
-            plan = take_plan(spark, definitions)
+            plan = take_plan(definitions)
             opened.push(lambda kind, *_: plan.close() if kind else give_back(plan))
             plan.log.lead_to(self.settings.directory)
             self.reader = plan.log.open(definitions.streams)
@@ -74,7 +72,7 @@ class Running:
             self._engine = Engine(
                 self.settings,
                 definitions,
-                spark,
+                plan.spark,
                 self.reader,
                 self.store,
                 self.control,

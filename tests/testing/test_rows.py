@@ -101,6 +101,15 @@ def test_a_nan_is_a_nan() -> None:
     assert not compare([nan], [{"mean": 0.0}], ()).is_equal
 
 
+def test_of_very_many_missing_rows_the_first_are_told_apart() -> None:
+    expected = [{"k": n, "n": 0} for n in range(150)]
+    comparison = compare(expected, [{"k": n, "n": 1} for n in range(150)], ["k"])
+    assert [row["k"] for row, _ in comparison.differing] == list(range(100))
+    assert [row["k"] for row in comparison.missing] == list(range(100, 150))
+    assert [row["k"] for row in comparison.unexpected] == list(range(100, 150))
+    assert compare(expected[::-1], expected, ["k"]).is_equal
+
+
 def test_long_lists_are_cut() -> None:
     told = compare([], [{"n": n} for n in range(30)], ()).told()
     assert len(told) == 21

@@ -30,6 +30,8 @@ _PLAIN = (str, bool, int, float, Decimal, datetime, date, bytes, UUID, Enum, lis
 _ROW_BYTES_MAX = 64 * 1024 * 1024
 _NESTING_MAX = 64
 _SHOWN_MAX = 20  # rows of each sort that a message lists
+_PAIRED_MAX = 100  # missing rows for which another one is looked for that may be meant
+_LOOKED_UP = (str, int, Decimal, datetime, date, bytes)  # values that equal ones are found by
 _VALUE_CHARACTERS_MAX = 200
 
 
@@ -129,13 +131,14 @@ def compare(expected: Sequence[Row], found: Sequence[Row], keys: Iterable[str]) 
     left over are paired by the view's key columns, else by how much of them is equal."""
     missing, unexpected = _unmatched(expected, found)
     comparison = Comparison()
-    for row in missing:
+    for row in missing[:_PAIRED_MAX]:
         other = nearest(row, unexpected, keys)
         if other is None:
             comparison.missing.append(row)
         else:
             comparison.differing.append((row, other))
             unexpected = [one for one in unexpected if one is not other]
+    comparison.missing += missing[_PAIRED_MAX:]
     comparison.unexpected = unexpected
     return comparison
 
@@ -143,6 +146,7 @@ def compare(expected: Sequence[Row], found: Sequence[Row], keys: Iterable[str]) 
 def _unmatched(expected: Sequence[Row], found: Sequence[Row]) -> tuple[list[Row], list[Row]]:
     """What a largest matching leaves over: an expected row that names few columns gives way to one
     that needs the row it took, if there is another for it."""
+    index = _Index(found)
     taken: dict[int, int] = {}  # the expected row that has it, by the found one
     takes: dict[int, int] = {}  # and the other way round
 
@@ -151,8 +155,8 @@ def _unmatched(expected: Sequence[Row], found: Sequence[Row]) -> tuple[list[Row]
         asking = deque([wanted])
         while asking:
             one = asking.popleft()
-            for place, row in enumerate(found):
-                if place in reached or not _meets(expected[one], row):
+            for place in index.places_of(expected[one]):
+                if place in reached:
                     continue
                 reached[place] = one
                 if place in taken:
@@ -170,6 +174,24 @@ def _unmatched(expected: Sequence[Row], found: Sequence[Row]) -> tuple[list[Row]
         take(wanted)
     missing = [row for wanted, row in enumerate(expected) if wanted not in takes]
     return missing, [row for place, row in enumerate(found) if place not in taken]
+
+
+class _Index:
+    """Finds the rows that an expected one may mean, without comparing it with all of them."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
+        self._by_values: dict[tuple[str, ...], dict[tuple[Any, ...], list[int]]] = {}
+
+    def places_of(self, expected: Row) -> list[int]:
+        names = tuple(n for n, value in expected.items() if isinstance(value, _LOOKED_UP))
+        if names not in self._by_values:
+            places: dict[tuple[Any, ...], list[int]] = {}
+            for place, row in enumerate(self._rows):
+                places.setdefault(tuple(row[name] for name in names), []).append(place)
+            self._by_values[names] = places
+        alike = self._by_values[names].get(tuple(expected[name] for name in names), [])
+        return [place for place in alike if _meets(expected, self._rows[place])]
 
 
 def nearest(expected: Row, found: Sequence[Row], keys: Iterable[str]) -> Row | None:

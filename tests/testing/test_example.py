@@ -1,4 +1,5 @@
-"""The example is tested as its owner would do it, and it is what the tutorial says."""
+"""The example and a new project are tested as their owners would do it, and the example is what the
+tutorial says."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from headrace.demo.shop import write_project
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLE = REPOSITORY / "examples" / "payments"
@@ -34,22 +37,23 @@ def test_the_example_is_what_the_tutorial_says() -> None:
         assert block in (sql if language == "sql" else tests)
 
 
-def test_its_tests_run_in_a_process_of_their_own(tmp_path: Path) -> None:
+def test_their_tests_run_in_a_process_of_their_own(tmp_path: Path) -> None:
     """Which starts Spark, and leaves neither files nor processes behind."""
     folder, left = tmp_path / "payments", tmp_path / "left"
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__", ".pytest_cache"))
+    write_project(tmp_path / "shop", "shop")
     left.mkdir()
     with (folder / "tests" / "test_payments.py").open("a") as file:
         file.write(FAILING)
     ran = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"],
-        cwd=folder,
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "payments", "shop"],
+        cwd=tmp_path,
         env={**os.environ, "TMPDIR": str(left)},
         capture_output=True,
         text=True,
     )
     assert ran.returncode == 1, ran.stdout + ran.stderr
-    assert "1 failed, 8 passed" in ran.stdout
+    assert "1 failed, 10 passed" in ran.stdout
     assert "total: expected 2.00, is 1.00" in ran.stdout
     assert "src/headrace/testing" not in ran.stdout  # only the test's own lines are shown
     assert list(left.iterdir()) == []

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import headrace
+import headrace.testing
 from headrace.model.errors import DefinitionErrors, EngineError, KitError, RequestError, StoreError
 from headrace.testing import Answer, Project
 
@@ -289,6 +290,13 @@ def test_a_view_that_spark_does_not_accept_is_told(make: Make) -> None:
             sql="CREATE STREAM orders (n INT, at TIMESTAMP);"
             "CREATE MATERIALIZED VIEW v AS SELECT sum(n + at) AS s FROM orders;"
         )
+
+
+def test_every_public_name_exists() -> None:
+    for name in headrace.testing.__all__:
+        assert getattr(headrace.testing, name).__doc__
+    with pytest.raises(AttributeError):
+        headrace.testing.nothing  # noqa: B018
 
 
 def test_bad_use_is_told_apart_from_a_failing_test(shop: Project, pay: Payment) -> None:

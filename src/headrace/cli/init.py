@@ -21,7 +21,7 @@ def command(
     name: Annotated[str, typer.Argument(help="The folder to make; its last part is the name.")],
     as_json: AsJson = False,
 ) -> None:
-    """Make a project to start from. It is the shop: a stream, two views and sample events."""
+    """Make a project to start from: the shop, with two views, their tests and sample events."""
     folder = Path(name)
     if not _NAME.fullmatch(folder.name):
         raise SettingsError(

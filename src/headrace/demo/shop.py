@@ -50,6 +50,7 @@ def write_project(folder: Path, name: str, now: datetime | None = None) -> list[
         "README.md": _README.format(name=name),
         "headrace.toml": _SETTINGS.format(name=name),
         "definitions/shop.sql": definitions(),
+        "tests/test_shop.py": _TESTS,
         "events.ndjson": sample(SAMPLE_EVENTS, SAMPLE_SECONDS, now),
         ".gitignore": ".headrace/\n",
     }
@@ -90,5 +91,60 @@ headrace tail income                            # follow the changes
 headrace status
 ```
 
-Change the definitions, run `headrace validate`, and start again.
+Change the definitions, run `headrace validate` and the tests, and start again:
+
+```
+pip install pytest
+pytest tests                                    # needs nothing that is running
+```
 """
+
+_TESTS = '''\
+"""What the views of this project must hold. Run it with `pytest tests`."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace.testing import Project
+
+
+@pytest.fixture
+def project():
+    with Project(Path(__file__).parents[1]) as project:
+        yield project
+
+
+def payment(user, amount, second, status="paid"):
+    return {
+        "id": f"{user}-{second}",
+        "user_id": user,
+        "amount": amount,
+        "currency": "EUR",
+        "status": status,
+        "created_at": f"2026-01-01T12:00:{second:02}Z",
+    }
+
+
+def test_only_what_was_paid_is_income(project):
+    project.send(
+        "transactions",
+        [
+            payment("ada", "10.00", 0),
+            payment("bob", "2.50", 1),
+            payment("bob", "9.99", 2, status="failed"),
+        ],
+    )
+    project.expect("income").rows(
+        [{"window_start": "2026-01-01T12:00:00Z", "income": "12.50", "payments": 2}]
+    )
+    project.expect("income_by_user").row(user_id="bob", income="2.50")
+
+
+def test_a_late_payment_revises_its_window(project):
+    project.send("transactions", [payment("ada", "10.00", 1), payment("ada", "10.00", 20)])
+    project.send("transactions", payment("ada", "5.00", 2))
+    project.expect("income").row(
+        window_start="2026-01-01T12:00:00Z", income="15.00", revision=1, final=True
+    )
+'''

@@ -27,7 +27,7 @@ def _said(check: Callable[[], object]) -> list[str]:
 
 ABOUT = [
     "income is live; complete up to 2026-01-01T00:00:07Z; events: 2 read, 2 applied",
-    "1 records of payments are dead letters, the last: column amount DECIMAL(18,2): expected a "
+    "payments has 1 dead letter, the last: column amount DECIMAL(18,2): expected a "
     'decimal number, got "x"',
 ]
 

@@ -81,7 +81,9 @@ class Expectation:
         __tracebackhide__ = True
         wanted = [self._reader.read(row) for row in _sequence(expected, "rows")]
         found = self._found
-        self._require(compare(wanted, found, self._keys), f"{len(wanted)} rows expected", found)
+        self._require(
+            compare(wanted, found, self._keys), f"{_counted(len(wanted), 'row')} expected", found
+        )
         return self
 
     def row(self, row: Mapping[str, Any] | None = None, /, **columns: Any) -> Expectation:
@@ -296,7 +298,7 @@ class Expectation:
         letters = _stream_letters(self._running, stream)
         if letters and self._stream is None:
             lines.append(
-                f"{len(letters)} records of {stream.name} are dead letters, the last: "
+                f"{stream.name} has {_counted(len(letters), 'dead letter')}, the last: "
                 f"{letters[-1]['reason']}"
             )
         return lines
@@ -358,6 +360,10 @@ def _sequence(given: Any, what: str) -> list[Any]:
     if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__iter__"):
         raise KitError(f"expected {what} are a list, not {given!r}", hint="write […] around it")
     return list(given)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _told_moment(microseconds: int | None) -> str:

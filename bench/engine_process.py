@@ -30,7 +30,7 @@ from headrace.log.embedded.backend import open_reader
 from headrace.model.settings import load_settings
 from headrace.spark.session import start_spark, stop_spark
 from headrace.store.contract import ViewChange
-from headrace.store.duckdb.backend import open_store
+from headrace.store.opening import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tampering import in_tables
 
 from headrace.engine.dedup import Verdict, find_duplicates
 from headrace.log.contract import Group, LogReader, PartitionBatch, Range, stored_schema
@@ -24,9 +25,9 @@ from headrace.log.embedded.backend import EmbeddedAddress, open_writer
 from headrace.model.definitions import Column, Deduplication, Stream
 from headrace.model.settings import EngineSettings, GatewaySettings, LogSettings, StoreSettings
 from headrace.model.types import parse_type
+from headrace.store import dedup_keys as seen
 from headrace.store.contract import Store, StreamCounts, StreamWrite, TickWrite
-from headrace.store.duckdb import dedup_keys as seen
-from headrace.store.duckdb.backend import open_store
+from headrace.store.opening import open_store
 
 EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 SECOND = 1_000_000
@@ -154,10 +155,9 @@ class Judged:
         return self.opened.duplicates(self.stream.name, partition, start, end).tolist()
 
     def kept_marks(self, partition: int) -> list[int]:
-        connection = self.opened._connection  # type: ignore[attr-defined]
-        rows = connection.execute(
-            f"SELECT mark FROM _headrace.seen_0 WHERE partition = {partition}"
-        ).fetchall()
+        rows = in_tables(
+            self.opened, f"SELECT mark FROM {{books}}.dedup_keys_0 WHERE partition = {partition}"
+        )
         return [row[0] for row in rows]
 
 

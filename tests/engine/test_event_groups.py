@@ -13,11 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
+from tampering import in_tables
 
 from headrace.compile import plan_view
+from headrace.kinds import state_table
 from headrace.log.contract import stored_schema
 from headrace.model.settings import EngineSettings
-from headrace.store.duckdb import views
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 
@@ -154,7 +155,7 @@ def test_late_events_are_judged_by_what_came_before_them(
     rows_max = data.draw(st.sampled_from([3, 7, 1_000]), label="rows per tick")
     rig = make_rig(text, engine=EngineSettings(tick_rows_max=rows_max))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(views, "SETTLED_TICKS", 1)
+        patch.setattr(state_table, "EXPIRY_TICKS", 1)
         run_through(rig, events, data)
     rows, counted, missed = judged_model(placed(events), policy)
     names = ("parcel", "since", "up_to", "steps", "total", "revision")
@@ -184,39 +185,36 @@ def replayed(rig: Any, view: str, names: tuple[str, ...]) -> Counter[tuple[Any, 
 
 def missed_windows(rig: Any, policy: str) -> Counter[tuple[Any, ...]]:
     """What is recorded of the windows that late events missed in view v."""
-    connection = rig.store._connection
     if policy == "REVISE":
         return Counter()
     if policy == "DROP":
-        found = connection.execute(
-            "SELECT window_start, window_end, sum(events)::INT FROM _headrace.dropped "
-            "WHERE view = 'v' GROUP BY ALL"
-        ).fetchall()
+        found = in_tables(
+            rig.store,
+            "SELECT window_start, window_end, sum(events)::INT FROM {books}.dropped"
+            " WHERE view = 'v' GROUP BY ALL",
+        )
         return Counter({(start, end): count for start, end, count in found})
-    found = connection.execute(
-        "SELECT window_start, window_end FROM steps_late WHERE view = 'v'"
-    ).fetchall()
+    found = in_tables(rig.store, "SELECT window_start, window_end FROM steps_late WHERE view = 'v'")
     return Counter(found)
 
 
 def check_kept(rig: Any, events: list[dict[str, Any]], policy: str) -> None:
     """Where late events are dropped, no event stays that the watermark of its partition has left
     behind by more than the timeout; elsewhere all that were applied do."""
-    number = rig.store._views.find("v").number
-    table, connection = f"_headrace.events_{number}", rig.store._connection
     if policy != "DROP":
-        kept = connection.execute(f"SELECT count(*) FROM {table}").fetchall()
+        kept = in_tables(rig.store, "SELECT count(*) FROM {1} WHERE {mine}", "v")
         assert kept == [(rig.store.catalog()["v"].totals.applied,)]
         return
     for partition in (0, 1):
         times = [e["at"] for e in events if e["_partition"] == partition]
         if times:
             bound = max(times) - dt.timedelta(seconds=DELAY + TIMEOUT)
-            old = connection.execute(
-                f"SELECT count(*) FROM {table} WHERE _event_partition = ? "
-                "AND make_timestamptz(_pane) <= ?",
-                [partition, bound],
-            ).fetchall()
+            old = in_tables(
+                rig.store,
+                f"SELECT count(*) FROM {{1}} WHERE {{mine}} AND _event_partition = {partition}"
+                f" AND make_timestamptz(_pane) <= TIMESTAMPTZ '{bound.isoformat()}'",
+                "v",
+            )
             assert old == [(0,)]
 
 

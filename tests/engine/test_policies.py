@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from policy_model import DELAY, EPOCH, KINDS, USERS, Event, Model, Row, definitions, placed
 from pyspark.sql import SparkSession
+from tampering import tamper
 
 from headrace.proof.comparison import Compared
 from headrace.proof.reconcile import reconcile, subject
@@ -298,23 +299,16 @@ def test_why_lists_the_events_of_a_row(
 
 TAMPERED = {
     "session": (
-        "UPDATE {state} SET window_start = window_start + INTERVAL 1 SECOND, _rows = _rows + 1",
-        "DELETE FROM {values} WHERE k0 = 'b'",
+        "UPDATE {0} SET window_start = window_start + INTERVAL 1 SECOND, _rows = _rows + 1"
+        " WHERE {mine}",
+        "DELETE FROM {1} WHERE k0 = 'b' AND {mine}",
     ),
-    "parcel": ("DELETE FROM {state} WHERE k0 <> 'c'", "UPDATE {events} SET p0 = 9"),
-    "sliding": ("UPDATE {state} SET p0 = 7, s1 = 1",),
+    "parcel": (
+        "DELETE FROM {0} WHERE k0 <> 'c' AND {mine}",
+        "UPDATE {1} SET p0 = 9 WHERE {mine}",
+    ),
+    "sliding": ("UPDATE {0} SET p0 = 7, s1 = 1 WHERE {mine}",),
 }
-
-
-def tamper(run: Run, view: str, *changes: str) -> None:
-    store = run.rig.store
-    number = store._views.find(view).number
-    tables = {"state": f"state_{number}", "values": f"values_{number}_0"}
-    tables |= {"events": f"events_{number}"}
-    for change in changes:
-        text = change.format(**{name: f"_headrace.{table}" for name, table in tables.items()})
-        store._connection.execute(text)
-    store._views.merges[view].forget()
 
 
 def test_what_was_tampered_with_is_found_and_a_rebuild_ends_it(
@@ -323,7 +317,7 @@ def test_what_was_tampered_with_is_found_and_a_rebuild_ends_it(
     """The last test. More events come after the rebuild, for which the state must be right."""
     for kind, changes in TAMPERED.items():
         view = f"sided_{kind}"
-        tamper(run, view, *changes)
+        tamper(run.rig.store, view, *changes)
         assert not proven(run, view).is_equal, view
         run.rig.control.rebuild(view)
     run.rig.engine.rebuild_what_was_asked()

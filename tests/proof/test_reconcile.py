@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from tampering import tamper
 
 from headrace.cli.exits import exit_code
 from headrace.log.contract import Advance, Group
@@ -102,17 +103,6 @@ def fill(rig: Any, made: list[dict[str, Any]], stride: int = 15) -> None:
     rig.settle()
 
 
-def state_table(rig: Any, view: str) -> str:
-    return f"_headrace.state_{rig.store._views.find(view).number}"
-
-
-def tamper(rig: Any, view: str, change: str) -> None:
-    """Change the state behind the engine's back, as a defect or a failing disk would."""
-    rig.store._write_behind([view])
-    rig.store._connection.execute(change.format(state=state_table(rig, view)))
-    rig.store._views.merges[view].forget()
-
-
 def test_every_kind_of_view_is_equal_to_the_log(
     make_rig: Callable[..., Any], proven: Callable[..., Compared]
 ) -> None:
@@ -160,12 +150,12 @@ def test_heartbeats_move_the_watermark_of_the_proof_too(
 
 
 TAMPERED = {
-    "tumbling": ("UPDATE {state} SET _rows = _rows + 1 WHERE k0 = 'a'", None),
-    "hopping": ("DELETE FROM {state} WHERE p0 > 0", None),
-    "unshown": ("UPDATE {state} SET _rows = 77 WHERE k0 = 'b' AND k1 = 1", 1),
-    "overall": ("UPDATE {state} SET _rows = 7", 1),
-    "each": ("DELETE FROM {state} WHERE k1 < 9", None),
-    "keyed": ("UPDATE {state} SET p0 = p0 * (1 + 1e-7)", 4),
+    "tumbling": ("UPDATE {0} SET _rows = _rows + 1 WHERE k0 = 'a'", None),
+    "hopping": ("DELETE FROM {0} WHERE p0 > 0", None),
+    "unshown": ("UPDATE {0} SET _rows = 77 WHERE k0 = 'b' AND k1 = 1", 1),
+    "overall": ("UPDATE {0} SET p0 = 7", 1),
+    "each": ("DELETE FROM {0} WHERE k1 < 9", None),
+    "keyed": ("UPDATE {0} SET p0 = p0 * (1 + 1e-7)", 4),
 }
 
 
@@ -176,7 +166,7 @@ def test_a_row_that_was_tampered_with_is_found(
     rig.start()
     fill(rig, events(80))
     for view, (change, counts) in TAMPERED.items():
-        tamper(rig, view, change)
+        tamper(rig.store, view, change)
         found = proven(rig, view)
         wrong = found.missing + found.extra + found.different
         assert wrong == (wrong if counts is None else counts) > 0, (view, found)
@@ -191,7 +181,7 @@ def test_rows_that_no_event_gave_are_extra(
     rig = make_rig(definitions("tumbling"))
     rig.start()
     fill(rig, events(40))
-    tamper(rig, "tumbling", "UPDATE {state} SET k0 = 'nobody' WHERE k0 = 'a'")
+    tamper(rig.store, "tumbling", "UPDATE {0} SET k0 = 'nobody' WHERE k0 = 'a'")
     found = proven(rig, "tumbling", limit=1)
     assert found.missing == found.extra > 0
     assert found.different == 0

@@ -29,7 +29,7 @@ from headrace.store.contract import (
     ViewStatus,
     ViewWrite,
 )
-from headrace.store.duckdb.backend import open_store
+from headrace.store.opening import open_store
 
 STRING, MONEY, BIGINT = (parse_type(t) for t in ("STRING", "DECIMAL(28, 2)", "BIGINT"))
 PARTIALS = pa.schema(

@@ -20,7 +20,7 @@ from headrace.log.embedded.backend import open_reader, open_writer
 from headrace.model.definitions import Project
 from headrace.model.settings import EngineSettings, GatewaySettings, LogSettings, Settings
 from headrace.store.contract import Store, ViewChange
-from headrace.store.duckdb.backend import open_store
+from headrace.store.opening import open_store
 
 SHOP = """
 CREATE STREAM transactions (

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from headrace.model.errors import StoreLockedError
 from headrace.model.settings import StoreSettings
 from headrace.model.tables import SCHEMA
 from headrace.store.contract import Store
-from headrace.store.duckdb.backend import open_store
-from headrace.store.duckdb.keyed_tables import DuckBackend
 from headrace.store.memory.backend import MemoryBackend
+from headrace.store.opening import open_store
 from headrace.store.store import ViewStore
 
-__all__ = ["BACKENDS", "NEW", "counted", "end_memory"]
+__all__ = ["BACKENDS", "counted", "end_memory"]
 
 
 class _KeptInMemory(MemoryBackend):
@@ -52,19 +49,11 @@ class _MemoryFiles:
             self._kept.pop(file).end()
 
 
-def _on_duckdb(file: Path, settings: StoreSettings) -> Store:
-    return ViewStore(DuckBackend(file, settings), settings)
-
-
 _MEMORY = _MemoryFiles()
 BACKENDS: dict[str, Callable[[Path, StoreSettings], Store]] = {
-    "old": open_store,
-    "duckdb": _on_duckdb,
+    "duckdb": open_store,
     "memory": _MEMORY.open,
 }
-
-
-NEW = pytest.mark.parametrize("backend", ["duckdb", "memory"])
 
 
 def counted(store: Store, view: str, place: int) -> int:

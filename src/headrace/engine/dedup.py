@@ -28,7 +28,7 @@ from headrace.log.contract import LogAddress, LogReader, Range
 from headrace.model.definitions import Stream
 from headrace.spark.leaf import EVENT_TIME, OFFSET, WATERMARK, Source
 from headrace.store.contract import Store
-from headrace.store.duckdb.dedup_keys import (
+from headrace.store.dedup_keys import (
     HASH,
     MARK_TIME,
     PARTITION,

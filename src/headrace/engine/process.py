@@ -20,7 +20,7 @@ from headrace.model.settings import Settings
 from headrace.serve.server import start_server
 from headrace.spark.java import Java
 from headrace.spark.session import archive_classes, warm_workers
-from headrace.store.duckdb.backend import open_store
+from headrace.store.opening import Refill, open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,10 +51,12 @@ def run_engine(
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
     with contextlib.ExitStack() as opened:
-        store = open_store(settings.store_file, settings.store)
-        opened.callback(store.close)
         reader = log_address(settings).open(project.streams)
         opened.callback(reader.close)
+        oldest = {stream.name: reader.oldest(stream.name) for stream in project.streams}
+        refill = Refill({view.name for view in project.views}, oldest)
+        store = open_store(settings.store_file, settings.store, refill)
+        opened.callback(store.close)
         control = EngineControl(reader, store)
         server = start_server(store, control, settings)
         opened.callback(server.stop)

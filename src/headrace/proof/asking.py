@@ -37,7 +37,7 @@ def read_store(
     settings: Settings, view: str, folder: Path, filters: Mapping[str, str], with_ticks: bool
 ) -> Snapshot:
     """Opens the store for as long as this takes. Raises StoreLockedError when an engine has it."""
-    from headrace.store.duckdb.backend import open_store
+    from headrace.store.opening import open_store
 
     if not settings.store_file.exists():
         raise ProofError("there is no store yet", hint="start the project once: headrace up")

@@ -29,7 +29,8 @@ TAKEN = "_taken"  # BOOLEAN: whether it was taken in all the same
 @dataclass(frozen=True)
 class Oracle:
     """`sql` gives the outputs as e0, e1, …, the keys as k0, k1, … (after those of the definition
-    the window's start; of an event group also the place of its first event), and with a window
+    the window's start; of an event group also the place of its first event; of a view of rows the
+    event's partition and offset alone), and with a window
     REVISION and WINDOW_END, from which watermark on the row is final. `columns` are the stream's
     columns that it needs.
 
@@ -91,7 +92,7 @@ def oracle(plan: ViewPlan, stream: Stream) -> Oracle:
     return Oracle(
         sql=" ".join(parts),
         outputs=len(query.expressions),
-        keys=len(keys),
+        keys=2 if plan.is_rows else len(keys),
         columns=(*columns, *clocks),
         events=events,
         where=" AND ".join(within) or "true",

@@ -109,17 +109,20 @@ class Server:
             self._loop.call_soon_threadsafe(self._hub.expire, view)
 
     def stop(self) -> None:
-        """Ends subscriptions, lets requests under way end, closes the port. Can be called again.
-        Raises EngineError if the thread does not end within STOP_SECONDS_MAX."""
+        """Ends subscriptions and queries, lets other requests under way end, closes the port. Can
+        be called again. Raises EngineError if the thread does not end within STOP_SECONDS_MAX."""
         self._remove_address()
         loop, stopping = self._loop, self._stopping
         if loop is not None and stopping is not None and self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # the loop ended just now by itself
                 loop.call_soon_threadsafe(stopping.set)
         if self._thread.ident is not None:
-            self._thread.join(STOP_SECONDS_MAX)
+            deadline = time.monotonic() + STOP_SECONDS_MAX
+            while self._thread.is_alive() and time.monotonic() < deadline:
+                self._store.interrupt_queries("the engine is stopping")
+                self._thread.join(0.1)
             if self._thread.is_alive():
-                raise EngineError("the HTTP server did not end", hint="a query may be stuck")
+                raise EngineError("the HTTP server did not end", hint="a request may be stuck")
         self._reservation.close()
 
     # its own thread

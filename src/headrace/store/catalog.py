@@ -142,7 +142,7 @@ def readable_view(views: Mapping[str, StoredView], name: str) -> StoredView:
     status = stored.entry.status
     if status.is_closed:
         raise QueryError(
-            f"view {stored.entry.view} is {status.state}: {status.detail}",
+            f"view {stored.entry.view} cannot be read: {status.detail}",
             hint="headrace status says which views are live",
             status=409,
         )

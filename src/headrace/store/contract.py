@@ -401,6 +401,9 @@ class Store(Protocol):
         """One read-only SELECT in the store's dialect, within the limits of rows, seconds, memory
         and number at once; no file, network, setting or write. Raises QueryError."""
 
+    def interrupt_queries(self, why: str) -> None:
+        """Queries that are running end with a QueryError of status 503 that says why."""
+
     def checkpoint(self) -> None:
         """Called when idle: fold the write-ahead log in, drop expired changes."""
 

@@ -71,6 +71,7 @@ PRUNE_TICKS = 16  # small ticks leave it to every so many
 PRUNE_ROWS_MIN = 50_000
 INDEXED_ROWS_MAX = ROWS_MAX
 HASH_SQL = "hash({})"
+_LEAST = -(2**63)  # no mark is lower
 
 Booleans = npt.NDArray[np.bool_]
 Numbers = npt.NDArray[np.int64]
@@ -397,7 +398,7 @@ class _StreamKeys:
         """What is to be fetched before `deltas`."""
         self._loaded()
         added = 0 if write.seen is None else write.seen.num_rows
-        due = {**self._due, **write.seen_since}
+        due = {**self._due, **{p: m for p, m in write.seen_since.items() if m > _LEAST}}
         is_pruning = self._is_due(added) and bool(due)
         self._write = _Write(write, self._next_id + added, due, is_pruning)
         pruned = [self._past(due)] if is_pruning else []

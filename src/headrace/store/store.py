@@ -93,12 +93,13 @@ from headrace.store.reading.queries import Queries, working_memory_bytes
 from headrace.store.reading.snapshot import write_snapshot
 from headrace.store.stacks import Stacks, run_steps
 
-__all__ = ["ViewStore"]
+__all__ = ["RESERVED", "ViewStore"]
 
 log = logging.getLogger("headrace.store")
 
 _Result = TypeVar("_Result")
 FORMAT = 1  # of the books and of the kinds' tables
+RESERVED = "number of "  # before a view's name: the number that it is to be created under
 
 
 class ViewStore:
@@ -190,7 +191,8 @@ class ViewStore:
             copied = copied_view(view.name)
             if copied is not None and copied not in self._views:
                 raise StoreError(f"the store holds no view {copied} that could be copied")
-            number = self._number("next_view")
+            next_number = self._number("next_view")
+            number = self._number(RESERVED + view.name) or next_number
             kind = self._stacks.kind_of(view)
             seed = kind.seed(number)
             rows = 0 if seed.changes is None else seed.changes.num_rows
@@ -200,7 +202,7 @@ class ViewStore:
                 *seed.deltas,
                 catalog_delta(stored),
                 progress_delta([stored]),
-                number_delta(next_view=number + 1),
+                number_delta(next_view=max(number + 1, next_number)),
                 create=[table for table in kind.tables if table.name not in there],
                 views={} if copied is not None else _public_view(stored, kind),
             )
@@ -247,6 +249,7 @@ class ViewStore:
             TableDelta(CATALOG.name, gone(CATALOG, number=number)),
             TableDelta(PROGRESS_BOOK.name, gone(PROGRESS_BOOK, **{VIEW: number})),
             TableDelta(DEAD_LETTERS.name, gone(DEAD_LETTERS, number=number)),
+            TableDelta(NUMBERS.name, gone(NUMBERS, name=[RESERVED + stored.entry.view])),
             *self._late.forget(stored.entry.view),
         ]
         others = [view for view in self._views.values() if view.number != stored.number]
@@ -503,6 +506,9 @@ class ViewStore:
 
     def query(self, sql: str) -> QueryResult:
         return self._queries.query(sql)
+
+    def interrupt_queries(self, why: str) -> None:
+        self._queries.interrupt_all(why)
 
     def describe(self, name: str) -> Sequence[tuple[str, str]]:
         return readable_view(self._shown, name).columns

@@ -45,6 +45,15 @@ def test_stopping_leaves_a_newer_engines_address_alone(shop: Any) -> None:
     assert json.loads(file.read_text()) == newer
 
 
+def test_stopping_ends_queries_that_are_running(shop: Any, beside: Any, until: Any) -> None:
+    asked = {"sql": "SELECT sum(a.range * b.range) FROM range(1000000) a, range(1000000000) b"}
+    answers: list[httpx.Response] = []
+    with beside(lambda: answers.append(shop.http.post("/v1/sql", json=asked))):
+        until(lambda: shop.store.metrics()["queries_running"])
+        shop.server.stop()
+    assert "stopping" in _problem(answers[0], 503, "query")["detail"]
+
+
 @pytest.mark.parametrize("secret", ["", "wrong", "ü"])
 def test_without_the_secret_there_is_no_answer(empty_shop: Any, secret: str) -> None:
     headers = {"Headrace-Internal": secret.encode()}

@@ -74,7 +74,7 @@ def feed_of(store: Store, view: str, from_tick: int) -> Counter[Any]:
     return feed
 
 
-@pytest.mark.parametrize("backend", ["old", "duckdb"])
+@pytest.mark.parametrize("backend", ["duckdb"])
 def test_killed_at_random_moments(backend: str, tmp_path: Path, seed: int) -> None:
     file = tmp_path / "store.duckdb"
     chance = random.Random(seed)
@@ -108,7 +108,7 @@ def test_killed_at_random_moments(backend: str, tmp_path: Path, seed: int) -> No
     assert checked_tick > KILLS
 
 
-@pytest.mark.parametrize("backend", ["old", "duckdb"])
+@pytest.mark.parametrize("backend", ["duckdb"])
 def test_another_process_is_named_as_the_holder(backend: str, tmp_path: Path) -> None:
     file = tmp_path / "store.duckdb"
     with writer(file, backend) as (process, heard):

@@ -3,25 +3,22 @@ plain Python finds over all events; and the changes replayed give the view."""
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from fed_store import fed_store
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store_backends import NEW, counted
+from store_backends import counted
 from store_cases import bound_view, rows_of, tick_write
 
 from headrace.kinds import state_table
 from headrace.model.plan import BoundColumn, BoundView, Sliding, SlidingColumn
 from headrace.model.types import DataType
 from headrace.store.contract import Counts, Store, ViewWrite
-from headrace.store.duckdb.sliding_merge import SPANS_MAX, spans_of
 
 FINALS = ("key", "part", "place", "total", "n", "least", "taken")
 
@@ -209,18 +206,6 @@ def test_a_tick_that_touches_no_row_changes_none(store: Store) -> None:
         assert change.after.num_rows == 1
 
 
-def test_spans_hold_every_time_and_stay_apart() -> None:
-    times = np.array([50, 0, 1, 52, 1_000], dtype=np.int64)
-    assert spans_of(times, 5) == [(-5, 6), (45, 57), (995, 1_005)]
-    many = np.arange(100, dtype=np.int64) * 1_000
-    many[60:] += 5_000
-    spans = spans_of(many, 1)
-    assert len(spans) == SPANS_MAX
-    assert all(any(low <= t - 1 and t + 1 <= high for low, high in spans) for t in many)
-    assert all(a[1] < b[0] for a, b in itertools.pairwise(spans))
-
-
-@NEW
 def test_rows_that_nobody_sees_go_when_no_frame_reaches_them(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

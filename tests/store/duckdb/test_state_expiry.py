@@ -22,7 +22,7 @@ from group_cases import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_backends import NEW, counted
+from store_backends import counted
 from store_cases import SECOND, rows_of, tick_write, view_write, windowed_sales
 
 from headrace.engine.event_group_lateness import KeyGroups, resolve_groups
@@ -80,7 +80,6 @@ def resolve(
     return [event for event, _ in staged if not verdicts.get(event.offset)], joined
 
 
-@NEW
 @settings(max_examples=12, deadline=None)
 @given(
     ticks=st.lists(st.lists(RAW, min_size=1, max_size=8), min_size=1, max_size=8),
@@ -146,7 +145,6 @@ def test_groups_of_a_key_are_those_of_a_walk(
         assert spans == [(g[0].time, passed_from(g, timeout)) for g in groups_in(events, timeout)]
 
 
-@NEW
 def test_values_go_with_their_windows_when_all_partitions_have_passed_them(store: Store) -> None:
     view = windowed_sales(distincts={"cards": "STRING"})
     store.create_view(view, {})

@@ -13,7 +13,6 @@ from store_cases import Opener, rows_of, sales, tick_write, view_write
 from headrace.model.errors import QueryError
 from headrace.model.settings import StoreSettings
 from headrace.store.contract import QueryResult, Store
-from headrace.store.duckdb import old_queries
 from headrace.store.reading import queries
 
 ONE = Decimal("1.00")
@@ -131,8 +130,7 @@ def test_memory_that_is_not_counted_ends_a_query_too(
 ) -> None:
     store = open_backend(StoreSettings(memory_mebibytes=128))
     taken = iter(range(0, 10**15, 100 * 1024 * 1024))
-    for module in (queries, old_queries):
-        monkeypatch.setattr(module, "_resident_bytes", lambda: next(taken))
+    monkeypatch.setattr(queries, "_resident_bytes", lambda: next(taken))
     with pytest.raises(QueryError, match="memory") as caught:
         rows_of(store, ENDLESS)
     assert caught.value.status == 413

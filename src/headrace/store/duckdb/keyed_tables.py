@@ -36,7 +36,7 @@ from headrace.store.duckdb.stored_table import (
     StoredTable,
 )
 
-__all__ = ["FORMAT", "DuckBackend"]
+__all__ = ["FORMAT", "DuckBackend", "OtherFormatError"]
 
 FORMAT = 2  # one more whenever a file made before could not be read; 1 had other tables
 KEEP_UP_COMMITS = 64  # so often tables are looked at that may have grown large
@@ -45,6 +45,10 @@ _open_files: set[Path] = set()
 _open_files_lock = threading.Lock()
 log = logging.getLogger("headrace.store")
 Result = TypeVar("Result")
+
+
+class OtherFormatError(StoreError):
+    """The file was made by another version."""
 
 
 class DuckBackend:
@@ -111,8 +115,8 @@ class DuckBackend:
         execute("CREATE TABLE _backend.tables (name VARCHAR, definition VARCHAR)")
         execute("COMMIT")
 
-    def _other_version(self) -> StoreError:
-        return StoreError(
+    def _other_version(self) -> OtherFormatError:
+        return OtherFormatError(
             f"the store {self._file} was made by another version of headrace",
             hint="move the file away: the views are filled again from the log",
         )
@@ -153,9 +157,10 @@ class DuckBackend:
 
     # Ownership
 
-    def claim(self) -> int:
+    def claim(self, above: int = 0) -> int:
+        """Another generation, higher than that one too."""
         with self._lock:
-            generation = self._generation + 1
+            generation = max(self._generation, above) + 1
             self._write(
                 lambda: self._connection.execute(
                     f"UPDATE _backend.about SET generation = {generation}"

@@ -10,7 +10,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from store_backends import NEW
 from store_cases import (
     SECOND,
     Opener,
@@ -36,8 +35,6 @@ from headrace.store.contract import (
     copy_name,
 )
 from headrace.store.store import ViewStore
-
-pytestmark = NEW
 
 ONE = Decimal("1.00")
 COPY = copy_name("sales")

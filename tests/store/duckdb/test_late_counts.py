@@ -104,11 +104,14 @@ def test_one_event_may_have_missed_thousands_of_windows(store: Store) -> None:
     took = []
     for windows in (2_000, 20_000):
         dropped = tuple((n * SECOND, (n + 3) * SECOND, 1) for n in range(windows))
-        begun = time.process_time()
-        store.commit(tick_write(store, generation, replace(write, dropped=dropped)))
-        took.append(time.process_time() - begun)
+        each = []
+        for _ in range(3):  # the least of them is without other work of the process
+            begun = time.thread_time()
+            store.commit(tick_write(store, generation, replace(write, dropped=dropped)))
+            each.append(time.thread_time() - begun)
+        took.append(min(each))
     assert took[1] < 40 * took[0]  # looking at each other it would be 100
-    newest = DroppedCount("sales", 19_999 * SECOND, 20_002 * SECOND, 1)
+    newest = DroppedCount("sales", 19_999 * SECOND, 20_002 * SECOND, 3)
     assert store.late("events", 1).dropped == (newest,)
 
 

@@ -135,14 +135,14 @@ class Judged:
     def tick(self, ranges: Sequence[Range], verdict: Verdict) -> None:
         advanced = sum(r.rows for r in ranges)
         duplicate = sum(map(len, verdict.duplicates.values()))
-        assert verdict.seen is not None
+        assert verdict.dedup_keys is not None
         write = StreamWrite(
             self.stream.name,
             {**self.reached, **{r.partition: r.end for r in ranges}},
-            StreamCounts(advanced, verdict.seen.num_rows, duplicate),
-            verdict.seen,
+            StreamCounts(advanced, verdict.dedup_keys.num_rows, duplicate),
+            verdict.dedup_keys,
             verdict.duplicates,
-            verdict.seen_since,
+            verdict.dedup_keys_since,
         )
         number = self.opened.last_tick() + 1
         self.opened.commit(TickWrite(number, self.generation, 0, (), (write,)))

@@ -82,7 +82,7 @@ def runner_of(view: BoundView, views: Sequence[int] = (1,)) -> KindRunner:
 
 
 def staged(view: BoundView, events: Sequence[tuple[int, Event, int]]) -> pa.Table:
-    """Of each event its view and BEYOND."""
+    """Of each event its view and REJECTED_WINDOWS."""
     rows = [
         {
             VIEW: number,

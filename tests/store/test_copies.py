@@ -367,15 +367,15 @@ def test_late_events_of_the_copy_become_the_views(open_backend: Opener) -> None:
     store.create_view(copy, {0: 0})
     assert store.replays("events", COPY) == [(0, 1, 6)]
     store.commit(tick_write(store, generation, aside(COPY, [0, 1, 3])))
-    assert store.sided("events", COPY, 9) == [(0, 0), (0, 1), (0, 3)]
+    assert store.late_side_output("events", COPY, 9) == [(0, 0), (0, 1), (0, 3)]
     assert rows_of(store, "SELECT DISTINCT view FROM events_late") == [("sales",)]
     assert [count.view for count in store.late("events", 9).sided] == ["sales"]
     apply(COPY, 1, 6)
     assert store.replays("events", COPY) == []
     assert store.replays("events", "sales") == []
     assert swap(store, generation) is not None
-    assert store.sided("events", "sales", 9) == [(0, 0), (0, 3)]
-    assert store.sided("events", COPY, 9) == []
+    assert store.late_side_output("events", "sales", 9) == [(0, 0), (0, 3)]
+    assert store.late_side_output("events", COPY, 9) == []
     assert store.replays("events", "sales") == []
     sql = "SELECT view, _offset, _applied_in_tick FROM events_late ORDER BY ALL"
     assert rows_of(store, sql) == [("sales", 0, None), ("sales", 1, 4), ("sales", 3, None)]

@@ -30,8 +30,8 @@ from headrace.store.dedup_keys import (
     TIME,
     DedupKeys,
     OpenedStream,
+    dedup_keys_schema,
     events_schema,
-    seen_schema,
 )
 from headrace.store.duckdb.keyed_tables import DuckBackend
 from headrace.store.memory.backend import MemoryBackend
@@ -149,7 +149,7 @@ def write(
     rows: Sequence[Event], hashes: Sequence[int], stream: Stream = READINGS, **more: Any
 ) -> StreamWrite:
     given = [{**row, HASH: hash_} for row, hash_ in zip(rows, hashes, strict=True)]
-    seen = pa.Table.from_pylist(given, seen_schema(stream))
+    seen = pa.Table.from_pylist(given, dedup_keys_schema(stream))
     return StreamWrite(stream.name, {}, StreamCounts(), seen, **more)
 
 
@@ -189,7 +189,7 @@ def test_what_is_known_is_what_was_accepted(
         tick = write(
             rows,
             known.hashes[new].tolist(),
-            seen_since={p: max(0, now - 20) for p in range(2)},
+            dedup_keys_since={p: max(0, now - 20) for p in range(2)},
         )
         if chance.random() < 0.2:
             store.keys.write([tick])  # a tick that was not stored
@@ -201,7 +201,7 @@ def test_what_is_known_is_what_was_accepted(
             store.keys.forget()
     assert found > 3
     for _ in range(3):
-        store.write(write([], [], seen_since={0: now, 1: now - 1}))
+        store.write(write([], [], dedup_keys_since={0: now, 1: now - 1}))
     last = [row for row in accepted if row[MARK_TIME] >= now - row[PARTITION]]
     assert sorted(store.marks()) == sorted(row[MARK_TIME] for row in last)
 

@@ -38,7 +38,7 @@ from headrace.engine.views import (
 )
 from headrace.log.contract import LogReader, Range
 from headrace.model.definitions import LatePolicy, Stream
-from headrace.model.plan import BEYOND, LATE
+from headrace.model.plan import LATE, REJECTED_WINDOWS
 from headrace.model.settings import Settings
 from headrace.spark.data_failures import data_failure
 from headrace.spark.event_annotations import (
@@ -219,7 +219,7 @@ class Computer:
             run, annotations, joined = self._with_lateness(
                 group, unresolved, ranges, run, annotations
             )
-        undecided = [view for view in group.views if _has_null(run.tables, view, BEYOND)]
+        undecided = [view for view in group.views if _has_null(run.tables, view, REJECTED_WINDOWS)]
         if undecided and group.stream.late_policy is LatePolicy.HALT:
             cut, halt = self._cut(group.stream, undecided, ranges, run, annotations)
             if not cut:
@@ -354,7 +354,7 @@ class Computer:
         halts: dict[int, Halt] = {}
         for view in views:
             found = self._late_events(view, stream, ranges, run, annotations)
-            for row in found.filter(found.column(BEYOND).is_null()).to_pylist():
+            for row in found.filter(found.column(REJECTED_WINDOWS).is_null()).to_pylist():
                 halt = Halt(row[PARTITION], row[OFFSET], _reason(view, row))
                 known = halts.get(halt.partition)
                 if known is None or halt.offset < known.offset:
@@ -392,17 +392,17 @@ class Computer:
         )
         late: dict[int, list[tuple[int, int]]] = {}
         for partition, offset in places:
-            late.setdefault(partition, []).append((offset, Lateness.BEYOND))
+            late.setdefault(partition, []).append((offset, Lateness.REJECTED_WINDOWS))
         group = ViewGroup(view.stream, (view,), view.next_offsets, view.next_offsets, 0, False)
         known = self._known_annotations(view.stream, ranges, Verdict())
         annotations = merged(known, annotations_of(lateness_column(view.name), late))
         tables = self._run(group, ranges, annotations).tables
         found: PartialTables = {}
         for key, table in tables.items():
-            if BEYOND in table.column_names:
-                turned = pc.negate(table.column(BEYOND))
-                place = table.column_names.index(BEYOND)
-                found[key] = table.set_column(place, BEYOND, turned)
+            if REJECTED_WINDOWS in table.column_names:
+                turned = pc.negate(table.column(REJECTED_WINDOWS))
+                place = table.column_names.index(REJECTED_WINDOWS)
+                found[key] = table.set_column(place, REJECTED_WINDOWS, turned)
         waited = count_rows(view.running_plan.plan, tables[(view.name, None)])[2]
         return found, waited
 
@@ -456,9 +456,9 @@ def _records_late(stream: Stream) -> bool:
 
 def _sets_aside(tables: PartialTables, view: LiveView) -> bool:
     partials = tables.get((view.name, None))
-    if partials is None or BEYOND not in partials.column_names:
+    if partials is None or REJECTED_WINDOWS not in partials.column_names:
         return False
-    return bool((partials.column(BEYOND).to_numpy() > 0).any())
+    return bool((partials.column(REJECTED_WINDOWS).to_numpy() > 0).any())
 
 
 def _reason(view: LiveView, row: Mapping[str, int]) -> str:

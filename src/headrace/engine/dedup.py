@@ -34,9 +34,9 @@ from headrace.store.dedup_keys import (
     PARTITION,
     SINCE,
     TIME,
+    dedup_keys_schema,
     events_schema,
     key_columns,
-    seen_schema,
 )
 
 __all__ = ["Verdict", "find_duplicates"]
@@ -55,8 +55,8 @@ class Verdict:
 
     excluded: Mapping[int, Numbers] = field(default_factory=dict)
     duplicates: Mapping[int, Numbers] = field(default_factory=dict)
-    seen: pa.Table | None = None
-    seen_since: Mapping[int, int] = field(default_factory=dict)
+    dedup_keys: pa.Table | None = None
+    dedup_keys_since: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ def find_duplicates(
     return Verdict(
         excluded=_joined(excluded),
         duplicates=duplicates,
-        seen=_accepted(stream, events, looked_up.hashes, ~is_duplicate),
-        seen_since=_since(events),
+        dedup_keys=_accepted(stream, events, looked_up.hashes, ~is_duplicate),
+        dedup_keys_since=_since(events),
     )
 
 
@@ -192,7 +192,7 @@ def _accepted(
         MARK_TIME: pa.chunked_array([events.marks]),
         HASH: pa.chunked_array([hashes]),
     }
-    schema = seen_schema(stream)
+    schema = dedup_keys_schema(stream)
     table = pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
     return table if is_accepted.all() else table.filter(pa.array(is_accepted))
 

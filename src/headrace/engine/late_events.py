@@ -14,10 +14,10 @@ from headrace.engine.late_windows import JoinedWindows, missed_windows
 from headrace.log.contract import QUALITIES, QUALITY, LogReader, Range
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import (
-    BEYOND,
     LATE,
     PANE,
     PANE_END,
+    REJECTED_WINDOWS,
     ROWS,
     EventGroup,
     SessionWindow,
@@ -32,7 +32,7 @@ from headrace.store.late_counts import late_column
 
 __all__ = ["OWN_COLUMNS", "LateFinder", "decided_to_drop", "dropped_windows"]
 
-OWN_COLUMNS = (PANE, PANE_END, LATE, BEYOND)
+OWN_COLUMNS = (PANE, PANE_END, LATE, REJECTED_WINDOWS)
 
 
 class LateFinder:
@@ -49,7 +49,7 @@ class LateFinder:
         not applied to all its windows, or not decided yet; ordered by place."""
         main = groupings_of(plan, stream)[0]
         own = [(name, sql) for name, sql in main.keys if name in OWN_COLUMNS]
-        beyond = dict(own).get(BEYOND, dict(own)[LATE])
+        beyond = dict(own).get(REJECTED_WINDOWS, dict(own)[LATE])
         is_aside = f"coalesce({beyond}, 1) <> 0"
         found = self._event_query.ask(stream, main, is_aside, own, ranges, annotations_file)
         return with_beyond(found, stream)
@@ -116,7 +116,7 @@ def dropped_windows(
     if isinstance(plan.window, (SessionWindow, EventGroup)) and OFFSET not in aside.column_names:
         counts = Counter(joined.by_place.values())  # of a stream that drops all late events
         return [(start, end, count) for (start, end), count in counts.items()]
-    aside = aside.filter(pc.greater(aside.column(BEYOND), 0))
+    aside = aside.filter(pc.greater(aside.column(REJECTED_WINDOWS), 0))
     rows, starts, ends = missed_windows(plan, aside, joined)
     events = aside.column(ROWS).to_numpy()[rows]
     missed = pa.table({"start": starts, "end": ends, "events": events})

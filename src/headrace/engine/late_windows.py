@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.model.plan import (
-    BEYOND,
     LATE,
     PANE,
     PANE_END,
+    REJECTED_WINDOWS,
     ROWS,
     Sliding,
     ViewPlan,
@@ -59,7 +59,7 @@ def _windows_over(window: Window, panes: Numbers) -> tuple[Numbers, Numbers]:
 
 def is_applied(plan: ViewPlan, partials: pa.Table) -> npt.NDArray[np.bool_]:
     """Which partial rows are applied to at least one window."""
-    beyond = _numbers(partials, BEYOND)
+    beyond = _numbers(partials, REJECTED_WINDOWS)
     if isinstance(plan.window, Sliding):
         return beyond < 2  # its own row, and those after it
     if not isinstance(plan.window, Window):
@@ -69,7 +69,7 @@ def is_applied(plan: ViewPlan, partials: pa.Table) -> npt.NDArray[np.bool_]:
 
 def applied_rows(plan: ViewPlan, partials: pa.Table) -> pa.Table:
     """Without the rows that are set aside from all their windows."""
-    if plan.window is None or pc.max(partials.column(BEYOND)).as_py() == 0:
+    if plan.window is None or pc.max(partials.column(REJECTED_WINDOWS)).as_py() == 0:
         return partials
     return partials.filter(pa.array(is_applied(plan, partials)))
 
@@ -87,10 +87,10 @@ def count_rows(plan: ViewPlan, partials: pa.Table) -> tuple[int, int, int]:
 def missed_windows(
     plan: ViewPlan, late: pa.Table, joined: JoinedWindows
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """For rows with PANE, BEYOND and the like: each window that a row is set aside from, as the
-    number of the row, the window's start and its end. An event of a sliding view misses its own
-    row and some that come after it: it is kept once, with the window of its own."""
-    beyond = _numbers(late, BEYOND)
+    """For rows with PANE, REJECTED_WINDOWS and the like: each window that a row is set aside from,
+    as the number of the row, the window's start and its end. An event of a sliding view misses its
+    own row and some that come after it: it is kept once, with the window of its own."""
+    beyond = _numbers(late, REJECTED_WINDOWS)
     if isinstance(plan.window, Sliding):
         beyond = np.minimum(beyond, 1)
     rows = np.repeat(np.arange(late.num_rows), beyond)

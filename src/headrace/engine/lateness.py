@@ -23,7 +23,7 @@ from headrace.engine.event_group_lateness import resolve_groups
 from headrace.engine.late_windows import JoinedWindows
 from headrace.log.contract import Range
 from headrace.model.definitions import LatePolicy, Stream
-from headrace.model.plan import BEYOND, LATE, BoundView, EventGroup, SessionWindow
+from headrace.model.plan import LATE, REJECTED_WINDOWS, BoundView, EventGroup, SessionWindow
 from headrace.spark.aggregations import groupings_of
 from headrace.spark.event_annotations import (
     DECISION,
@@ -115,9 +115,11 @@ class LatenessResolver:
     def _resolve_groups(
         self, view: BoundView, stream: Stream, partials: pa.Table
     ) -> tuple[EventAnnotations, JoinedWindows]:
-        place = partials.column_names.index(BEYOND)
+        place = partials.column_names.index(REJECTED_WINDOWS)
         zeros = pa.array(np.zeros(partials.num_rows, dtype=np.int32))
-        near = self._store.near_events(view.name, partials.set_column(place, BEYOND, zeros))
+        near = self._store.near_events(
+            view.name, partials.set_column(place, REJECTED_WINDOWS, zeros)
+        )
         assert near is not None, "the events that are to be judged are among them"
         decided = {
             (d.partition, d.offset): Decision[d.decision.upper()]
@@ -202,7 +204,7 @@ def _lateness_of(event: _Event, sessions: KeySessions, stream: Stream) -> Latene
         return Lateness.IN_TIME
     horizon = stream.late_horizon_microseconds
     is_beyond = horizon is not None and end <= event.watermark - horizon
-    return Lateness.BEYOND if is_beyond else Lateness.LATE
+    return Lateness.REJECTED_WINDOWS if is_beyond else Lateness.LATE
 
 
 def _is_applied(event: _Event, lateness: Lateness, stream: Stream) -> bool:

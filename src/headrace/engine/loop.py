@@ -272,7 +272,7 @@ class Engine:
     def _apply_late(self, stream: str, view: LiveView) -> None:
         """As far as the log still has them."""
         oldest = self._reader.oldest(stream)
-        aside = self._store.sided(stream, view.name, ASIDE_MAX)
+        aside = self._store.late_side_output(stream, view.name, ASIDE_MAX)
         places = [(p, o) for p, o in aside if o >= oldest[p]]
         if len(places) < len(aside):
             gone = len(aside) - len(places)
@@ -293,7 +293,7 @@ class Engine:
         due = {(p, o) for p, o, come in view.replays if come <= view.next_offsets[p]}
         if not due or not view.is_open:
             return
-        aside = self._store.sided(view.stream.name, view.name, ASIDE_MAX)
+        aside = self._store.late_side_output(view.stream.name, view.name, ASIDE_MAX)
         if self._apply_places(view, [place for place in aside if place in due]):
             view.replays = tuple(r for r in view.replays if (r[0], r[1]) not in due)
 

@@ -73,9 +73,9 @@ class Writes:
                     accepted=counted + counts.dead,
                     duplicate=done.duplicates,
                 ),
-                seen=done.verdict.seen,
+                dedup_keys=done.verdict.dedup_keys,
                 duplicates=done.verdict.duplicates,
-                seen_since=done.verdict.seen_since,
+                dedup_keys_since=done.verdict.dedup_keys_since,
                 oldest=self._oldest(view.stream),
             )
         return tuple(streams.values())
@@ -87,7 +87,7 @@ class Writes:
         return dict(enumerate(self._reader.oldest(stream.name)))
 
     def view(
-        self, view: LiveView, done: Computed, watermark: int | None, settled: Mapping[int, int]
+        self, view: LiveView, done: Computed, watermark: int | None, state_expiry: Mapping[int, int]
     ) -> ViewWrite:
         plan = view.running_plan.plan
         partials = done.tables.get((view.name, None))
@@ -109,10 +109,10 @@ class Writes:
             counts=view_counts(view, done, len(dead)),
             watermark_microseconds=watermark,
             dead=dead,
-            sided=self._computer.late_side_output(done, view),
+            late_side_output=self._computer.late_side_output(done, view),
             dropped=dropped,
             dropped_for="late" if view.stream.late_policy is LatePolicy.DROP else "decided",
-            settled=settled,
+            state_expiry=state_expiry,
             moved=self._moved(view, done.next_offsets),
         )
 

@@ -54,10 +54,10 @@ class KindInput:
 
     `views` has a row for each view that the tick moves, also where it brings no events: VIEW,
     BEFORE, AFTER. `partials` has the columns that BoundView describes; `values`, for each distinct
-    of the plan, the keys, then PANE, LATE and BEYOND if windowed, then `value` (rows may be equal).
-    `bounds` has VIEW, PARTITION and BOUND for the partitions that can say one; `everywhere` has
-    VIEW and BOUND for the views all of whose partitions can, with the lowest. A kind may let
-    expired rows go in this tick or a later one; `tick` helps views to take turns."""
+    of the plan, the keys, then PANE, LATE and REJECTED_WINDOWS if windowed, then `value` (rows may
+    be equal). `bounds` has VIEW, PARTITION and BOUND for the partitions that can say one;
+    `everywhere` has VIEW and BOUND for the views all of whose partitions can, with the lowest. A
+    kind may let expired rows go in this tick or a later one; `tick` helps views to take turns."""
 
     tick: int
     views: pa.Table

@@ -50,12 +50,12 @@ from headrace.kinds.state_table import (
     text_of,
 )
 from headrace.model.plan import (
-    BEYOND,
     CLOSES,
     LATE,
     OPENS,
     PANE,
     POSITION,
+    REJECTED_WINDOWS,
     ROWS,
     BoundColumn,
     BoundView,
@@ -142,9 +142,9 @@ class EventGroupKind:
         self, view: int, partials: pa.Table
     ) -> Generator[Sequence[Fetch], Sequence[pa.Table], pa.Table | None]:
         """Of one view, whose partials these are (VIEW may be missing): the events among them whose
-        BEYOND is not positive, and the stored ones they may be grouped with; in KEY a number for
-        the keys; in the order of that, of time and of the log. A group whose events are no longer
-        kept is there by what opens and what closes it. None where there are none."""
+        REJECTED_WINDOWS is not positive, and the stored ones they may be grouped with; in KEY a
+        number for the keys; in the order of that, of time and of the log. A group whose events are
+        no longer kept is there by what opens and what closes it. None where there are none."""
         numbers = pa.repeat(pa.scalar(view, pa.int32()), partials.num_rows)
         if VIEW in partials.column_names:
             partials = partials.drop_columns([VIEW])
@@ -230,7 +230,7 @@ class EventGroupKind:
 
     def _events_delta(self, partials: pa.Table, expired: pa.Table | None) -> TableDelta:
         if expired is None:
-            staged = partials.filter(pc.less_equal(partials.column(BEYOND), 0))
+            staged = partials.filter(pc.less_equal(partials.column(REJECTED_WINDOWS), 0))
             put = conformed(staged, self._events.schema)
             return TableDelta(self._events.name, None, put)
         put = self._kept.run(stage=partials, gone=expired.drop_columns([ROW]))
@@ -242,7 +242,7 @@ class EventGroupKind:
         place = " AND ".join(f"g.{name} = s.{name}" for name in (VIEW, *POSITION))
         return (
             f"SELECT {text_of(self._events.schema.names)} FROM {slot['stage']} s "
-            f"ANTI JOIN {slot['gone']} g ON {place} WHERE {BEYOND} <= 0"
+            f"ANTI JOIN {slot['gone']} g ON {place} WHERE {REJECTED_WINDOWS} <= 0"
         )
 
     def _expiring_sql(self, slot: Mapping[str, str]) -> str:
@@ -250,7 +250,7 @@ class EventGroupKind:
         columns = text_of(self._expiring)
         both = (
             f"SELECT {columns}, {ROW} FROM {slot['events']} UNION ALL "
-            f"SELECT {columns}, NULL FROM {slot['stage']} WHERE {BEYOND} <= 0"
+            f"SELECT {columns}, NULL FROM {slot['stage']} WHERE {REJECTED_WINDOWS} <= 0"
         )
         number = f"dense_rank() OVER (ORDER BY {text_of(self._by, 'e.')}) AS {KEY}"
         lowest = "CAST('-9223372036854775808' AS BIGINT)"
@@ -272,7 +272,7 @@ class EventGroupKind:
         by = text_of(self._by)
         return (
             f"SELECT {by}, min({PANE}) AS {_FIRST} FROM {slot['stage']} "
-            f"WHERE {BEYOND} <= 0 GROUP BY {by}"
+            f"WHERE {REJECTED_WINDOWS} <= 0 GROUP BY {by}"
         )
 
     def _reach_sql(self, slot: Mapping[str, str]) -> str:
@@ -308,7 +308,8 @@ class EventGroupKind:
         columns = text_of(self._events.schema.names)
         both = (
             f"SELECT {columns}, false AS {_STAGED} FROM {slot['events']} "
-            f"UNION ALL SELECT {columns}, true FROM {slot['stage']} WHERE {BEYOND} <= 0{settled}"
+            f"UNION ALL SELECT {columns}, true FROM {slot['stage']}"
+            f" WHERE {REJECTED_WINDOWS} <= 0{settled}"
         )
         place = ", ".join(f"e.{name}" for name in (PANE, *POSITION))
         since = ", ".join(f"t.{name}" for name in _SINCE)

@@ -38,10 +38,10 @@ from headrace.kinds.state_table import (
     text_of,
 )
 from headrace.model.plan import (
-    BEYOND,
     LATE,
     PANE,
     PANE_END,
+    REJECTED_WINDOWS,
     ROWS,
     BoundColumn,
     BoundView,
@@ -55,7 +55,10 @@ __all__ = ["GroupedKind"]
 _STAGED = "_staged"  # whether a row of the union is one of the tick
 _PLACE = "_place"  # of a window among those that hold a pane, by end
 _START = "_start"  # of the window, in microseconds
-_TAKEN = f"CASE WHEN {BEYOND} < 0 THEN {_PLACE} < -{BEYOND} ELSE {_PLACE} >= {BEYOND} END"
+_TAKEN = (
+    f"CASE WHEN {REJECTED_WINDOWS} < 0 THEN {_PLACE} < -{REJECTED_WINDOWS}"
+    f" ELSE {_PLACE} >= {REJECTED_WINDOWS} END"
+)
 _DAY = 86_400_000_000
 # No calendar window is longer, whatever its zone does.
 _DAYS_MAX = {"day": 3, "week": 9, "month": 33, "quarter": 94, "year": 368}

@@ -7,7 +7,6 @@ import pyarrow as pa
 from headrace.kinds.contract import AFTER, BEFORE, BOUND, PARTITION
 from headrace.model.plan import (
     ASIDE,
-    BEYOND,
     CLOSES,
     FIRST,
     LAST,
@@ -17,6 +16,7 @@ from headrace.model.plan import (
     PANE_END,
     PASSED,
     POSITION,
+    REJECTED_WINDOWS,
     ROWS,
     BoundView,
     CalendarWindow,
@@ -40,7 +40,7 @@ VIEWS = pa.schema([(VIEW, pa.int32()), (BEFORE, pa.int64()), (AFTER, pa.int64())
 BOUNDS = pa.schema([(VIEW, pa.int32()), (PARTITION, pa.int32()), (BOUND, pa.int64())])
 EVERYWHERE = pa.schema([(VIEW, pa.int32()), (BOUND, pa.int64())])
 
-_LATENESS = ((PANE, pa.int64()), (LATE, pa.int32()), (BEYOND, pa.int32()))
+_LATENESS = ((PANE, pa.int64()), (LATE, pa.int32()), (REJECTED_WINDOWS, pa.int32()))
 
 
 def partials_schema(view: BoundView) -> pa.Schema:

@@ -43,11 +43,11 @@ from headrace.kinds.state_table import (
     text_of,
 )
 from headrace.model.plan import (
-    BEYOND,
     FIRST,
     LAST,
     LATE,
     PANE,
+    REJECTED_WINDOWS,
     ROWS,
     BoundColumn,
     BoundView,
@@ -57,7 +57,7 @@ from headrace.model.tables import HIGH, LOW, ROW, VIEW, Fetch, TableDefinition, 
 
 __all__ = ["SessionKind"]
 
-_TAKEN = f"{BEYOND} <= 0"  # of the one window that a pane is in, see BEYOND
+_TAKEN = f"{REJECTED_WINDOWS} <= 0"  # of the one window that a pane is in, see REJECTED_WINDOWS
 _ISLAND = "_island"  # BIGINT: when the session begins
 _END = "_island_end"  # BIGINT: its last event
 _ABSORBED = "_absorbed"  # BIGINT: how many stored sessions become part of it

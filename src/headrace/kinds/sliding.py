@@ -45,10 +45,10 @@ from headrace.kinds.state_table import (
 from headrace.kinds.state_table import PASSED as WAS_PASSED
 from headrace.model.plan import (
     ASIDE,
-    BEYOND,
     FRAME,
     PANE,
     PASSED,
+    REJECTED_WINDOWS,
     ROWS,
     BoundColumn,
     BoundView,
@@ -136,7 +136,7 @@ class SlidingKind:
         closed, gone = found.pop("closing", None), found.pop("hidden", None)
         told = None
         if "after" in found:
-            beyond = given.partials.column(BEYOND)
+            beyond = given.partials.column(REJECTED_WINDOWS)
             sets_aside = any(
                 table.column(ASIDE).null_count < len(table) for table in found.values()
             )
@@ -187,7 +187,7 @@ class SlidingKind:
         by = text_of(self._by)
         return (
             f"SELECT {by}, min({PANE}) AS {_FIRST}, max({PANE}) AS {_LAST} "
-            f"FROM {slot['stage']} WHERE {BEYOND} < 2 GROUP BY {by}"
+            f"FROM {slot['stage']} WHERE {REJECTED_WINDOWS} < 2 GROUP BY {by}"
         )
 
     def _merge_sql(self, slot: Mapping[str, str], *, sets_aside: bool, is_again: bool) -> str:
@@ -210,12 +210,13 @@ class SlidingKind:
 
     def _raw_sql(self, stage: str) -> str:
         """The staged events that at least one row can take, numbered downwards from -1. Those
-        that come again (BEYOND < 0) are taken by all rows."""
+        that come again (REJECTED_WINDOWS < 0) are taken by all rows."""
         keys = text_of([VIEW, *(column.name for column in self._view.keys)])
         return (
             f"SELECT {keys}, {PANE} AS {_TIME}, {PASSED}, "
-            f"CASE WHEN {BEYOND} > 0 THEN {ASIDE} END AS {ASIDE}, {text_of(self._inputs)}, "
-            f"-row_number() OVER () AS {ROW} FROM {stage} WHERE {BEYOND} < 2"
+            f"CASE WHEN {REJECTED_WINDOWS} > 0 THEN {ASIDE} END AS {ASIDE}, "
+            f"{text_of(self._inputs)}, "
+            f"-row_number() OVER () AS {ROW} FROM {stage} WHERE {REJECTED_WINDOWS} < 2"
         )
 
     def _spans_sql(self) -> str:

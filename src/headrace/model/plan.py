@@ -17,7 +17,6 @@ from headrace.model.types import DataType
 
 __all__ = [
     "ASIDE",
-    "BEYOND",
     "CLOSES",
     "FIRST",
     "FRAME",
@@ -27,6 +26,7 @@ __all__ = [
     "PANE",
     "PASSED",
     "POSITION",
+    "REJECTED_WINDOWS",
     "ROWS",
     "BoundColumn",
     "BoundDistinct",
@@ -48,13 +48,13 @@ LATE = "_late"  # INT, how many of the windows that hold the pane were already p
 # INT, in views with a window: of the windows already passed, how many (the first by their end) the
 # event is not applied to. Negative: it is applied to the first -n windows alone, which is how an
 # event that was set aside is applied later. NULL: nobody has decided yet.
-BEYOND = "_beyond"
+REJECTED_WINDOWS = "_beyond"
 PANE_END = "_pane_end"  # BIGINT, only with a calendar window: where the pane ends, in microseconds
 FIRST = "_first"  # BIGINT, only with a session window: the lowest event time of the partial row
 LAST = "_last"  # BIGINT, likewise: the highest
 PASSED = "_passed"  # BIGINT, with a sliding window or an event group: the watermark before it
-# BIGINT, only with a sliding window: where BEYOND is 1 or more, rows before this time do not take
-# the event.
+# BIGINT, only with a sliding window: where REJECTED_WINDOWS is 1 or more, rows before this time do
+# not take the event.
 ASIDE = "_aside"
 OPENS = "_opens"  # BOOLEAN, only with an event group: whether the event meets `open`
 CLOSES = "_closes"  # BOOLEAN, likewise `close`
@@ -170,7 +170,7 @@ class Sliding:
     PANE is the event's time. The window of a row is its own instant: window_start is the event's
     time, window_end a microsecond later. For lateness an event has two windows: its own row
     (passed when the watermark is after it), and the last moment that its range reaches; so LATE
-    and BEYOND are 2 where no row can take it any more."""
+    and REJECTED_WINDOWS are 2 where no row can take it any more."""
 
     keys: tuple[str, ...]
     columns: tuple[SlidingColumn, ...]
@@ -226,8 +226,8 @@ class BoundView:
     """A view plan with types: `keys` and `partials` as Spark reports them for the tick's pass,
     `finals` as (column, store SQL) with Spark's type of the whole query's column.
 
-    Partial tables handed to the store have the columns: keys, then PANE, LATE and BEYOND if
-    windowed, PANE_END with a calendar window, PASSED and ASIDE with a sliding one, PASSED,
+    Partial tables handed to the store have the columns: keys, then PANE, LATE and REJECTED_WINDOWS
+    if windowed, PANE_END with a calendar window, PASSED and ASIDE with a sliding one, PASSED,
     POSITION, OPENS and CLOSES with an event group, then ROWS, then FIRST and LAST with a session
     window, then partials. With a sliding window or an event group each row is one event, PANE its
     time; the values of distincts are columns of it, by their names.

@@ -11,7 +11,7 @@ import sqlglot
 from sqlglot import expressions as exp
 
 from headrace.model.definitions import Stream
-from headrace.model.plan import BEYOND, LATE, PANE, EventGroup, Partial, Sliding, ViewPlan
+from headrace.model.plan import LATE, PANE, REJECTED_WINDOWS, EventGroup, Partial, Sliding, ViewPlan
 from headrace.model.types import DataType
 from headrace.spark.event_annotations import ANNOTATION
 from headrace.spark.leaf import POSITION_COLUMNS, unscaled_column
@@ -73,9 +73,9 @@ def groupings_of(plan: ViewPlan, stream: Stream) -> tuple[Grouping, ...]:
 
 
 def with_beyond(table: pa.Table, stream: Stream) -> pa.Table:
-    """Adds BEYOND (and LATE) behind LATE where it follows from the stream's policy."""
+    """Adds REJECTED_WINDOWS (and LATE) behind LATE where it follows from the stream's policy."""
     names = table.column_names
-    if PANE not in names or BEYOND in names:
+    if PANE not in names or REJECTED_WINDOWS in names:
         return table
     zeros = pa.array(np.zeros(table.num_rows, dtype=np.int32))
     late = table.column(LATE) if LATE in names else zeros
@@ -83,7 +83,7 @@ def with_beyond(table: pa.Table, stream: Stream) -> pa.Table:
     if LATE not in names:
         table = table.add_column(place, LATE, late)
     beyond = late if sets_aside(stream) else zeros
-    return table.add_column(table.column_names.index(LATE) + 1, BEYOND, beyond)
+    return table.add_column(table.column_names.index(LATE) + 1, REJECTED_WINDOWS, beyond)
 
 
 def _both(where: str | None, condition: str) -> str:

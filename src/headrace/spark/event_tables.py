@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.model.definitions import Stream
-from headrace.model.plan import BEYOND, LATE
+from headrace.model.plan import LATE, REJECTED_WINDOWS
 from headrace.spark.event_annotations import DECISION, EventAnnotations, lateness_column
 from headrace.spark.leaf import OFFSET, PARTITION
 from headrace.spark.windows import resolved_lateness
@@ -41,7 +41,7 @@ class EventTables:
         """Those that are not applied to all their windows, or not decided yet."""
         names = self.tables[(view, None)].column_names
         events = self.events(view, [name for name in columns if name in names])
-        return events.filter(pc.fill_null(pc.not_equal(events.column(BEYOND), 0), True))
+        return events.filter(pc.fill_null(pc.not_equal(events.column(REJECTED_WINDOWS), 0), True))
 
     def with_lateness(self, view: str, stream: Stream, found: EventAnnotations) -> EventTables:
         """With the lateness of the events that others had to judge for this view."""
@@ -61,10 +61,10 @@ def _with_lateness(
     late, beyond = resolved_lateness(
         stream,
         table.column(LATE).combine_chunks(),
-        table.column(BEYOND).combine_chunks(),
+        table.column(REJECTED_WINDOWS).combine_chunks(),
         marked,
         places.column(DECISION).combine_chunks(),
     )
-    for name, values in ((LATE, late), (BEYOND, beyond)):
+    for name, values in ((LATE, late), (REJECTED_WINDOWS, beyond)):
         table = table.set_column(table.column_names.index(name), name, values)
     return table

@@ -2,8 +2,8 @@
 partition's watermark had passed before it.
 
 What the event alone cannot say is NULL at first: LATE where other events decide which window it
-belongs to (sessions, event groups), BEYOND where an operator must decide (LATE HALT). The tick
-finds that out and fills it in, or annotates the events and runs again (engine/computing.py).
+belongs to (sessions, event groups), REJECTED_WINDOWS where an operator must decide (LATE HALT). The
+tick finds that out and fills it in, or annotates the events and runs again (engine/computing.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from headrace.log.contract import NO_EVENT_TIME
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import (
     ASIDE,
-    BEYOND,
     CLOSES,
     FIRST,
     LAST,
@@ -27,6 +26,7 @@ from headrace.model.plan import (
     PANE_END,
     PASSED,
     POSITION,
+    REJECTED_WINDOWS,
     CalendarWindow,
     EventGroup,
     Partial,
@@ -65,7 +65,7 @@ class Lateness(IntEnum):
 
     IN_TIME = 0
     LATE = 1
-    BEYOND = 2  # late, and by more than the stream's horizon
+    REJECTED_WINDOWS = 2  # late, and by more than the stream's horizon
 
 
 def pane_keys(plan: ViewPlan) -> list[tuple[str, str]]:
@@ -92,7 +92,7 @@ def pane_keys(plan: ViewPlan) -> list[tuple[str, str]]:
 
 
 def late_keys(plan: ViewPlan, stream: Stream) -> list[tuple[str, str]]:
-    """LATE, and BEYOND where it does not follow from LATE (see `with_beyond`)."""
+    """LATE, and REJECTED_WINDOWS where it does not follow from LATE (see `with_beyond`)."""
     if plan.window is None:
         return []
     late = _late(plan, f"`{WATERMARK}`")
@@ -104,23 +104,23 @@ def late_keys(plan: ViewPlan, stream: Stream) -> list[tuple[str, str]]:
             f"CASE WHEN `{DECISION}` = {Decision.APPLY} THEN 0 "
             f"WHEN `{DECISION}` IS NOT NULL THEN {late} END"
         )
-        keys.append((BEYOND, f"CAST(IF({late} = 0, 0, {decided}) AS INT)"))
+        keys.append((REJECTED_WINDOWS, f"CAST(IF({late} = 0, 0, {decided}) AS INT)"))
     elif stream.late_horizon_microseconds is not None:
-        keys.append((BEYOND, _late(plan, _lowered(stream), Lateness.BEYOND)))
+        keys.append((REJECTED_WINDOWS, _late(plan, _lowered(stream), Lateness.REJECTED_WINDOWS)))
     return keys
 
 
 def resolved_lateness(
     stream: Stream, late: pa.Array, beyond: pa.Array, lateness: pa.Array, decided: pa.Array
 ) -> tuple[pa.Array, pa.Array]:
-    """LATE and BEYOND of single events where they are NULL: what the expressions of `late_keys`
-    give for events that are marked as judged."""
+    """LATE and REJECTED_WINDOWS of single events where they are NULL: what the expressions of
+    `late_keys` give for events that are marked as judged."""
     late = pc.coalesce(late, pc.greater_equal(lateness, int(Lateness.LATE)).cast(pa.int32()))
     if stream.late_policy is LatePolicy.HALT:
         applied = pc.if_else(pc.equal(decided, int(Decision.APPLY)), pa.scalar(0, pa.int32()), late)
         found = pc.if_else(pc.equal(late, 0), pa.scalar(0, pa.int32()), applied)
     elif stream.late_horizon_microseconds is not None:
-        found = pc.greater_equal(lateness, int(Lateness.BEYOND)).cast(pa.int32())
+        found = pc.greater_equal(lateness, int(Lateness.REJECTED_WINDOWS)).cast(pa.int32())
     else:
         found = late if sets_aside(stream) else pc.multiply(late, 0)
     return late, pc.coalesce(beyond, found)

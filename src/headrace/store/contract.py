@@ -108,18 +108,18 @@ class StreamCounts:
 
 @dataclass(frozen=True)
 class StreamWrite:
-    """How far a tick brought a stream whose furthest views it moved. `seen` are the keys of the
-    events it accepted (see `seen_schema` in store/duckdb/dedup_keys.py) and `duplicates` the
+    """How far a tick brought a stream whose furthest views it moved. `dedup_keys` are those of the
+    events it accepted (see `dedup_keys_schema` in store/dedup_keys.py) and `duplicates` the
     offsets of those it did not, by partition; both only for streams that are de-duplicated. Kept
-    keys with a mark below `seen_since` count against no event to come; offsets before `oldest` can
-    no longer be read, so that what is recorded of them may go."""
+    keys with a mark below `dedup_keys_since` count against no event to come; offsets before
+    `oldest` can no longer be read, so that what is recorded of them may go."""
 
     stream: str
     next_offsets: Mapping[int, int]
     counts: StreamCounts
-    seen: pa.Table | None = None
+    dedup_keys: pa.Table | None = None
     duplicates: Mapping[int, Offsets] = field(default_factory=dict)
-    seen_since: Mapping[int, int] = field(default_factory=dict)
+    dedup_keys_since: Mapping[int, int] = field(default_factory=dict)
     oldest: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -161,15 +161,15 @@ class ViewWrite:
     distinct name (columns: keys, PANE if windowed, `value`; several rows may be equal), and the
     offsets the view will have reached. `partials` None means no event passed the view's WHERE.
 
-    `sided` holds the late events that are kept aside, a row for each window they missed:
+    `late_side_output` holds the late events that are kept aside, a row for each window they missed:
     window_start, window_end, watermark, `_partition`, `_offset`, then the event's stored columns.
     `dropped` counts dropped ones by window: (start, end, events). The reason is
     `dropped_for`: late by the stream's policy, or decided by an operator. `applied` are the places
     (partition, offset) of events set aside before that the view takes in now.
 
-    `settled` says by partition: no event of it that is yet to come is applied to a window that has
-    ended by then. What only such windows need may go (see store/duckdb/state_expiry.py). A
-    partition that can say nothing is missing.
+    `state_expiry` says by partition: no event of it that is yet to come is applied to a window that
+    has ended by then. What only such windows need may go. A partition that can say nothing is
+    missing.
 
     Without `moved` the offsets are taken to have no holes: each is an event."""
 
@@ -180,11 +180,11 @@ class ViewWrite:
     counts: Counts
     watermark_microseconds: int | None
     dead: tuple[StoreDeadLetter, ...] = ()
-    sided: pa.Table | None = None
+    late_side_output: pa.Table | None = None
     dropped: tuple[tuple[int, int, int], ...] = ()
     dropped_for: str = "late"
     applied: tuple[tuple[int, int], ...] = ()
-    settled: Mapping[int, int] = field(default_factory=dict)
+    state_expiry: Mapping[int, int] = field(default_factory=dict)
     moved: Moved | None = None
 
 
@@ -301,7 +301,7 @@ class Store(Protocol):
     def declare_stream(self, stream: Stream) -> None:
         """Make room for the stream's late events: the public view STREAM_late."""
 
-    def sided(self, stream: str, view: str, limit: int) -> Sequence[tuple[int, int]]:
+    def late_side_output(self, stream: str, view: str, limit: int) -> Sequence[tuple[int, int]]:
         """(partition, offset) of events that are set aside for the view and not applied yet,
         ascending."""
 
@@ -326,7 +326,7 @@ class Store(Protocol):
         anew."""
 
     def known_keys(self, stream: str, events: pa.Table) -> KnownKeys:
-        """Look up the keys of events (see `events_schema` in store/duckdb/dedup_keys.py) that were
+        """Look up the keys of events (see `events_schema` in store/dedup_keys.py) that were
         accepted by the ticks so far, and find those that occur more than once among these."""
 
     def duplicates(self, stream: str, partition: int, start: int, end: int) -> Offsets:
@@ -346,11 +346,11 @@ class Store(Protocol):
     def set_status(self, name: str, status: ViewStatus) -> None: ...
 
     def near_events(self, view: str, partials: pa.Table) -> pa.Table | None:
-        """Of a view by event group: the events of these partials whose BEYOND is not positive, and
-        the stored ones they may be grouped with; with the columns of the partials, and in
-        event_groups.KEY a number for the keys; in the order of that, of time and of the log. A
-        group whose events are no longer kept is there by what opens and what closes it. None where
-        there are none."""
+        """Of a view by event group: the events of these partials whose REJECTED_WINDOWS is not
+        positive, and the stored ones they may be grouped with; with the columns of the partials,
+        and in event_groups.KEY a number for the keys; in the order of that, of time and of the
+        log. A group whose events are no longer kept is there by what opens and what closes it.
+        None where there are none."""
 
     def commit(
         self, write: TickWrite, want_changes: frozenset[str] | None = None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ROWS_MAX", "SeenIndex", "packed"]
+__all__ = ["ROWS_MAX", "DedupIndex", "packed"]
 
 ID_BITS = 24
 ROWS_MAX = 1 << ID_BITS  # ids further back are not in the index (8 bytes each, 128 MiB in all)
@@ -47,7 +47,7 @@ class _Run:
         return self.end - 1 - back.astype(np.int64)
 
 
-class SeenIndex:
+class DedupIndex:
     """Holds the ids from `floor` on; those before must be looked for in the table."""
 
     def __init__(self, floor: int = 0) -> None:

@@ -40,7 +40,7 @@ from headrace.model.tables import HIGH, LOW, Fetch, TableDefinition, TableDelta
 from headrace.model.types import DataType
 from headrace.store.backend import SCHEMA, Backend
 from headrace.store.contract import KnownKeys, Offsets, StreamWrite
-from headrace.store.dedup_index import ROWS_MAX, SeenIndex, packed
+from headrace.store.dedup_index import ROWS_MAX, DedupIndex, packed
 from headrace.store.duplicate_record import DUPLICATES, DuplicateRecord
 
 __all__ = [
@@ -51,9 +51,9 @@ __all__ = [
     "TIME",
     "DedupKeys",
     "OpenedStream",
+    "dedup_keys_schema",
     "events_schema",
     "key_columns",
-    "seen_schema",
 ]
 
 PARTITION, TIME, SINCE, MARK_TIME, HASH = "partition", "time", "since", "mark", "hash"
@@ -97,7 +97,7 @@ def events_schema(stream: Stream) -> pa.Schema:
     return pa.schema([*numbers, *_keys(stream)])
 
 
-def seen_schema(stream: Stream) -> pa.Schema:
+def dedup_keys_schema(stream: Stream) -> pa.Schema:
     """What is written of events that were accepted; `hash` as `KnownKeys` gave it."""
     numbers = [(PARTITION, pa.int32()), (TIME, pa.int64()), (MARK_TIME, pa.int64())]
     return pa.schema([*numbers, (HASH, pa.uint64()), *_keys(stream)])
@@ -288,7 +288,7 @@ class _StreamKeys:
             ),
         )
         self.record = DuplicateRecord(number)
-        self._index: SeenIndex | None = None
+        self._index: DedupIndex | None = None
         self._next_id = 0
         self._due: Mapping[int, int] = {}  # marks below need not be kept
         self._unpruned_ticks = 0
@@ -323,13 +323,13 @@ class _StreamKeys:
             is_known[self._equal_below(events, index.floor)] = True
         return KnownKeys(hashes, is_known, self._groups(events, _repeated(entries, ~is_known)))
 
-    def _loaded(self) -> SeenIndex:
+    def _loaded(self) -> DedupIndex:
         if self._index is None:
             with self._backend.snapshot() as connection:
                 ((end,),) = connection.execute(
                     f"SELECT coalesce(max({ID}), -1) + 1 FROM {self._stored}"
                 ).fetchall()
-                index = SeenIndex(max(0, int(end) - INDEXED_ROWS_MAX))
+                index = DedupIndex(max(0, int(end) - INDEXED_ROWS_MAX))
                 by = ", ".join([PARTITION, *self._keys])
                 stored = arrow_table(
                     connection,
@@ -397,8 +397,8 @@ class _StreamKeys:
     def asks(self, write: StreamWrite) -> Sequence[Fetch]:
         """What is to be fetched before `deltas`."""
         self._loaded()
-        added = 0 if write.seen is None else write.seen.num_rows
-        due = {**self._due, **{p: m for p, m in write.seen_since.items() if m > _LEAST}}
+        added = 0 if write.dedup_keys is None else write.dedup_keys.num_rows
+        due = {**self._due, **{p: m for p, m in write.dedup_keys_since.items() if m > _LEAST}}
         is_pruning = self._is_due(added) and bool(due)
         self._write = _Write(write, self._next_id + added, due, is_pruning)
         pruned = [self._past(due)] if is_pruning else []
@@ -409,7 +409,7 @@ class _StreamKeys:
         assert write is not None
         gone = answers[0] if write.is_pruning else None
         put = None
-        seen = write.write.seen
+        seen = write.write.dedup_keys
         if seen is not None and seen.num_rows:
             ids = pa.array(np.arange(self._next_id, write.next_id))
             put = seen.drop_columns([HASH]).append_column(ID, ids)
@@ -442,8 +442,8 @@ class _StreamKeys:
         self._due = write.due
         if write.is_pruning:
             self._index.forget(self._lowest())
-        if write.write.seen is not None:
-            self._index.add(write.write.seen.column(HASH).to_numpy(), self._next_id)
+        if write.write.dedup_keys is not None:
+            self._index.add(write.write.dedup_keys.column(HASH).to_numpy(), self._next_id)
         self._next_id = write.next_id
 
     def _lowest(self) -> int:

@@ -39,7 +39,7 @@ from headrace.store.late_counts import (
     DecisionTaken,
     DroppedCount,
     LateCounts,
-    SidedCount,
+    SetAsideCount,
     late_column,
 )
 
@@ -138,13 +138,15 @@ class Late:
         """What the tick set aside and what it dropped."""
         asides: dict[str, list[pa.Table]] = {}
         for write in writes:
-            if write.sided is None or not write.sided.num_rows:
+            if write.late_side_output is None or not write.late_side_output.num_rows:
                 continue
             stream = stored[write.view].entry.stream
             if stream not in self._numbers:
                 raise StoreError(f"the late events of stream {stream} have no table")
-            count = write.sided.num_rows
-            rows = write.sided.append_column("view", pa.array([write.view] * count, pa.string()))
+            count = write.late_side_output.num_rows
+            rows = write.late_side_output.append_column(
+                "view", pa.array([write.view] * count, pa.string())
+            )
             rows = rows.append_column(_SET_ASIDE, pa.array(np.full(count, tick, dtype=np.int64)))
             rows = _completed(rows, self._table(stream).schema)
             asides.setdefault(stream, []).append(rows)
@@ -197,7 +199,7 @@ class Late:
 
     # What is set aside
 
-    def sided(self, stream: str, view: str, limit: int) -> list[tuple[int, int]]:
+    def late_side_output(self, stream: str, view: str, limit: int) -> list[tuple[int, int]]:
         if stream not in self._numbers:
             return []
         with self._backend.snapshot() as connection:
@@ -331,7 +333,7 @@ class Late:
 
     def _sided_counts(
         self, connection: duckdb.DuckDBPyConnection, stream: str
-    ) -> tuple[SidedCount, ...]:
+    ) -> tuple[SetAsideCount, ...]:
         table = read_table_name(connection, stream)
         if table is None:
             return ()
@@ -341,7 +343,7 @@ class Late:
             f" FROM {table} WHERE {_IS_SHOWN} GROUP BY view, _partition, _offset)"
             " GROUP BY view ORDER BY view"
         ).fetchall()
-        return tuple(SidedCount(*row) for row in rows)
+        return tuple(SetAsideCount(*row) for row in rows)
 
 
 def read_decisions(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["DecisionTaken", "DroppedCount", "LateCounts", "SidedCount", "late_column"]
+__all__ = ["DecisionTaken", "DroppedCount", "LateCounts", "SetAsideCount", "late_column"]
 
 _OWN = ("view", "window_start", "window_end", "watermark")
 _EVENT = "event_"
@@ -20,7 +20,7 @@ def late_column(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class SidedCount:
+class SetAsideCount:
     """Events that were set aside for a view: those that still miss a window are `aside`, those
     that were applied to all of theirs since are `applied`."""
 
@@ -53,7 +53,7 @@ class LateCounts:
     """`dropped` has the newest windows first, `decisions` the newest first; `is_cut` says that
     there are more of either than were asked for."""
 
-    sided: tuple[SidedCount, ...]
+    sided: tuple[SetAsideCount, ...]
     dropped: tuple[DroppedCount, ...]
     decisions: tuple[DecisionTaken, ...]
     is_cut: bool

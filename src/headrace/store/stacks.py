@@ -222,9 +222,9 @@ def _input(
             table = write.distincts.get(opened.distincts[place])
             if table is not None and table.num_rows:
                 values[place].append((number, schema, table))
-        bounds += [(number, partition, bound) for partition, bound in write.settled.items()]
-        if write.settled and all(p in write.settled for p in write.next_offsets):
-            everywhere.append((number, min(write.settled.values())))
+        bounds += [(number, partition, bound) for partition, bound in write.state_expiry.items()]
+        if write.state_expiry and all(p in write.state_expiry for p in write.next_offsets):
+            everywhere.append((number, min(write.state_expiry.values())))
     return KindInput(
         tick,
         _table(VIEWS, moves),

@@ -442,9 +442,9 @@ class ViewStore:
         with self._lock:
             self._late.declare(stream)
 
-    def sided(self, stream: str, view: str, limit: int) -> Sequence[tuple[int, int]]:
+    def late_side_output(self, stream: str, view: str, limit: int) -> Sequence[tuple[int, int]]:
         with self._lock:
-            return self._late.sided(stream, view, limit)
+            return self._late.late_side_output(stream, view, limit)
 
     def replays(self, stream: str, view: str) -> Sequence[tuple[int, int, int]]:
         with self._lock:

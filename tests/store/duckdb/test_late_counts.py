@@ -12,7 +12,7 @@ from store_cases import SECOND, tick_write, view_write, windowed_sales
 
 from headrace.compile import parse_sql
 from headrace.store.contract import INCIDENT, Counts, Store, StoredDecision, ViewStatus
-from headrace.store.late_counts import DroppedCount, LateCounts, SidedCount, late_column
+from headrace.store.late_counts import DroppedCount, LateCounts, SetAsideCount, late_column
 
 STREAM = parse_sql(
     "CREATE STREAM events (user STRING, at TIMESTAMP NOT NULL)"
@@ -50,7 +50,7 @@ def test_events_are_counted_not_windows(store: Store) -> None:
         sided=_sided(rows),
     )
     store.commit(tick_write(store, generation, write))
-    assert store.late("events", 10) == LateCounts((SidedCount("sales", 2, 1),), (), (), False)
+    assert store.late("events", 10) == LateCounts((SetAsideCount("sales", 2, 1),), (), (), False)
     assert store.late("other", 10) == LateCounts((), (), (), False)
 
 

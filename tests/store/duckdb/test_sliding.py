@@ -217,7 +217,7 @@ def test_rows_that_nobody_sees_go_when_no_frame_reaches_them(
 
     def tick(event: Event, settled: dict[int, int]) -> int:
         beyond = int(event.aside is not None)
-        write = replace(write_of(partials_of(view, [(event, beyond)])), settled=settled)
+        write = replace(write_of(partials_of(view, [(event, beyond)])), state_expiry=settled)
         store.commit(tick_write(store, generation, write))
         return counted(store, "moving", 0)
 

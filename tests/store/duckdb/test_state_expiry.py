@@ -111,7 +111,7 @@ def test_groups_and_verdicts_are_those_with_all_events(
             assert joined.by_place == {
                 place: missed[place] for place in missed if place[1] >= staged[0][0].offset
             }
-            fed.tick(replace(write_of(taken, log.watermark), settled={0: log.watermark}))
+            fed.tick(replace(write_of(taken, log.watermark), state_expiry={0: log.watermark}))
             fed.check(model(applied, timeout))
             assert counted(fed.store, "groups", 1) == kept_by(applied, timeout, log.watermark)
 
@@ -158,7 +158,7 @@ def test_values_go_with_their_windows_when_all_partitions_have_passed_them(store
             offsets={0: second + 1, 1: 0},
             counts=Counts(read=1, applied=1),
         )
-        store.commit(tick_write(store, generation, replace(write, settled=settled)))
+        store.commit(tick_write(store, generation, replace(write, state_expiry=settled)))
 
     tick(0, {0: 100 * SECOND})
     assert counted(store, "sales", 1) == 1, "the other partition may still bring some"

@@ -347,7 +347,7 @@ def aside(view: str, places: Sequence[int], **more: Any) -> ViewWrite:
         }
     )
     write = view_write(windowed_sales(view), [], offsets={0: 4}, counts=Counts(read=4, sided=4))
-    return replace(write, sided=sided, dropped=((0, SECOND, len(view)),), **more)
+    return replace(write, late_side_output=sided, dropped=((0, SECOND, len(view)),), **more)
 
 
 def test_late_events_of_the_copy_become_the_views(open_backend: Opener) -> None:

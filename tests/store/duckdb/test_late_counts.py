@@ -47,7 +47,7 @@ def test_events_are_counted_not_windows(store: Store) -> None:
     rows = [(0, 1, 0, None), (0, 1, 3, 7), (0, 2, 0, 7), (0, 2, 3, 7), (1, 1, 0, None)]
     write = replace(
         view_write(windowed_sales("sales"), [], counts=Counts(read=3, sided=3)),
-        sided=_sided(rows),
+        late_side_output=_sided(rows),
     )
     store.commit(tick_write(store, generation, write))
     assert store.late("events", 10) == LateCounts((SetAsideCount("sales", 2, 1),), (), (), False)
@@ -66,7 +66,7 @@ def test_columns_named_like_those_of_late_events_stay_apart(store: Store) -> Non
     for name, value in zip(names, ("garden", 1, 2, 3), strict=True):
         sided = sided.append_column(name, pa.array([value]))
     write = view_write(windowed_sales("sales"), [], counts=Counts(read=1, sided=1))
-    store.commit(tick_write(store, generation, replace(write, sided=sided)))
+    store.commit(tick_write(store, generation, replace(write, late_side_output=sided)))
     columns = ", ".join(names)
     found = store.query(f"SELECT view, {columns} FROM events_late")
     rows = [row for batch in found.batches for row in batch.to_pylist()]

@@ -15,11 +15,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import duckdb
 import pytest
+from tampering import tamper
 
 from headrace.demo.background_project import BackgroundProject
+from headrace.model.settings import StoreSettings, load_settings
 from headrace.proof import session
+from headrace.proof.comparison import Compared
+from headrace.store.opening import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -154,16 +157,21 @@ def test_an_unknown_view_is_a_mistake(proof: Callable[..., Any]) -> None:
 
 
 def test_a_project_that_is_down_is_proven_from_its_store(
-    shop: Shop, proof: Callable[..., Any], until: Callable[..., None]
+    shop: Shop,
+    proof: Callable[..., Any],
+    until: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The last test of this file: afterwards the project is down."""
     shop.down()
-    with duckdb.connect(str(shop.folder / ".headrace" / "store.duckdb")) as held:
+    with contextlib.closing(
+        open_store(load_settings(shop.folder).store_file, StoreSettings())
+    ) as held:
         code, _, err = shop.run("reconcile", "income")
         assert code == 4
         assert "is held by another process" in err
-        held.execute("UPDATE _headrace.state_0 SET _rows = _rows + 1 WHERE k0 = 'w1'")
-        held.execute("UPDATE _headrace.state_1 SET _rows = _rows + 1 WHERE k0 = 'w2'")
+        tamper(held, "income", "UPDATE {0} SET _rows = _rows + 1 WHERE {mine} AND k0 = 'w1'")
+        tamper(held, "visits", "UPDATE {0} SET _rows = _rows + 1 WHERE {mine} AND k0 = 'w2'")
     said = proof("reconcile", "income", "--json", "--limit", "2")
     assert said.code == 1, said.err
     document = said.document
@@ -171,12 +179,23 @@ def test_a_project_that_is_down_is_proven_from_its_store(
     assert len(document["differences"]) == 2
     one = document["differences"][0]
     assert one["stored"]["payments"] == one["proven"]["payments"] + 1
+    said = proof("reconcile", "income", "--repair")
+    assert said.code == 2
+    assert "the project is down" in said.err
     shop.up()
     said = proof("reconcile", "income")
     assert said.code == 1, said.err
-    assert "headrace rebuild income fills the view again from the log" in said.out
-    for view in ("income", "visits"):
-        assert proof("rebuild", view).code == 0
+    assert "headrace reconcile income --repair builds the view again from the log" in said.out
+    with monkeypatch.context() as patched:  # as if the copy could not be proven either
+        patched.setattr(Compared, "is_equal", property(lambda _: False))
+        said = proof("reconcile", "income", "--repair")
+        assert (said.code, "income is not repaired" in said.out) == (1, True), said.err
+    assert "no copy of view income is being built" in proof("rebuild", "income", "--cancel").err
+    said = proof("reconcile", "income", "--repair", "--json")
+    assert (said.code, said.document["equal"], said.document["repaired"]) == (0, False, True)
+    said = proof("reconcile", "visits", "--repair")
+    assert said.code == 0, said.err
+    assert "visits is repaired" in said.out
     counts = "SELECT sum(payments)::INT FROM income UNION ALL SELECT sum(payments)::INT FROM visits"
     until(lambda: proof("query", counts).out.count("60") == 2)
     for view in ("income", "visits"):

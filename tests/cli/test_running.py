@@ -207,13 +207,14 @@ def test_rebuild_gives_the_same_view(up: Up, headrace: Callable[..., Any]) -> No
     sql = "SELECT count(*) AS n, sum(income) AS income FROM income"
     until(lambda: _caught_up(headrace, where))
     before = headrace("query", sql, *where, "--json").document["rows"]
-    assert headrace("rebuild", "income", *where).code == 0
-
-    def is_filled() -> bool:
-        answer = headrace("query", sql, *where, "--json")  # refused while the view is away
-        return answer.code == 0 and answer.document["rows"] == before
-
-    until(is_filled)
+    said = headrace("rebuild", "income", *where)
+    assert (said.code, "income is rebuilt from" in said.out) == (0, True), said.err
+    assert headrace("query", sql, *where, "--json").document["rows"] == before
+    document = headrace("rebuild", "income", *where, "--json").document
+    assert (document["state"], document["followed"]) == ("done", True)
+    assert document["events"] == document["events_total"] > 0
+    assert headrace("rebuild", "income", "--no-wait", *where).code == 0
+    until(lambda: headrace("rebuild", "income", "--cancel", *where).code == 2)  # there is none
     assert headrace("rebuild", "nothing", *where).code == 2
 
 

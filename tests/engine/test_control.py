@@ -10,6 +10,7 @@ import pytest
 from holes import CountedLog
 
 from headrace.engine.control import EngineControl
+from headrace.engine.rebuilds import RebuildAsked
 from headrace.engine.views import Halt
 from headrace.engine.watermarks import Watermark
 from headrace.model.errors import QueryError
@@ -71,9 +72,8 @@ def test_a_view_stands_still_until_something_is_done_about_it() -> None:
     control.rebuild("hourly")
     control.set_views([_failed()], 4)
     assert control.standstill("hourly") is None
-    assert control.take_rebuilds() == {"hourly"}
-    assert control.standstill("hourly") is None  # it is being emptied just now
-    control.set_views([_failed()], 5)
+    assert control.take_rebuilds() == [("hourly", RebuildAsked())]
+    control.set_rebuild("hourly", "cancelled")
     assert control.standstill("hourly") == ViewStatus("failed", "of its own accord")
 
 

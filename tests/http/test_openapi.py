@@ -80,6 +80,8 @@ def test_it_covers_every_path_of_the_contract() -> None:
         ("POST", "/v1/sql"),
         ("GET", "/v1/status"),
         ("POST", "/v1/views/{view}/rebuild"),
+        ("GET", "/v1/views/{view}/rebuild"),
+        ("DELETE", "/v1/views/{view}/rebuild"),
         ("POST", "/v1/views/{view}/snapshot"),
     }
 

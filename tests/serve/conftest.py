@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pyarrow as pa
@@ -19,7 +20,13 @@ from headrace.model.errors import QueryError
 from headrace.model.plan import BoundColumn, BoundView, Expression, Partial, ViewPlan
 from headrace.model.settings import Settings, StoreSettings
 from headrace.model.types import parse_type
-from headrace.serve.operate.control import EngineStatus, StreamReport, TickDurations, ViewReport
+from headrace.serve.operate.control import (
+    EngineStatus,
+    RebuildReport,
+    StreamReport,
+    TickDurations,
+    ViewReport,
+)
 from headrace.serve.server import Server, start_server
 from headrace.store.contract import (
     Counts,
@@ -28,6 +35,7 @@ from headrace.store.contract import (
     TickWrite,
     ViewStatus,
     ViewWrite,
+    copy_name,
 )
 from headrace.store.opening import open_store
 
@@ -76,7 +84,8 @@ class PlayedEngine:
 
     pending_events: int = 0
     watermarks: dict[str, int] = field(default_factory=dict)
-    rebuilds: list[str] = field(default_factory=list)
+    rebuilds: list[Any] = field(default_factory=list)
+    rebuild_report: RebuildReport | None = None
     halted: list[tuple[int, int]] = field(default_factory=list)
     recordings: list[Future[None]] = field(default_factory=list)
     decisions: list[tuple[str, str]] = field(default_factory=list)
@@ -107,6 +116,7 @@ class PlayedEngine:
                     self.watermarks.get(name),
                     Counts(read=3, applied=3),
                     *self.held_back,
+                    self.rebuild_report,
                 )
                 for name in self.views
             },
@@ -127,10 +137,17 @@ class PlayedEngine:
     def ends(self, stream: str) -> tuple[int, ...]:
         return self.log_ends.get(stream, ())
 
-    def rebuild(self, view: str) -> None:
-        if view not in self.views:
-            raise QueryError(f"there is no view {view!r}")
-        self.rebuilds.append(view)
+    def rebuild(self, view: str, *, hold: bool = False, from_oldest: bool = False) -> None:
+        self.rebuilds.append((view, hold, from_oldest))
+
+    def rebuilt(self, view: str) -> RebuildReport | None:
+        return self.rebuild_report
+
+    def swap(self, view: str) -> None:
+        self.rebuilds.append((view, "swap"))
+
+    def cancel(self, view: str) -> None:
+        self.rebuilds.append((view, "cancel"))
 
     def resume(self, stream: str, decision: str) -> tuple[Sequence[tuple[int, int]], Future[None]]:
         if stream != "payments":
@@ -205,11 +222,32 @@ class Shop:
             timeout=20,
         )
 
-    def rebuild(self, view: str) -> None:
-        """What the engine does: the view's state and feed are gone, and subscribers are told."""
-        self.store.drop_view(view)
-        self.store.create_view(bound_view(view), {0: 0})
-        self.server.expire(view)
+    def rebuild(
+        self, view: str, payments: Sequence[tuple[str | None, str]] = (), *, followed: bool = True
+    ) -> None:
+        """What the engine does: a copy is filled beside the view and takes its place. One that has
+        other columns cannot be followed."""
+        copy = bound_view(copy_name(view))
+        if not followed:
+            copy = replace(copy, finals=copy.finals[:2])
+        self.store.create_view(copy, {0: 0})
+        rows = [{"user_id": u, "_rows": 1, "total": Decimal(a)} for u, a in payments]
+        events = self._next_offset(view)
+        write = ViewWrite(
+            copy.name,
+            pa.Table.from_pylist(rows, PARTIALS) if rows else None,
+            {},
+            {0: events},
+            Counts(read=events, applied=events),
+            None,
+        )
+        self.store.commit(TickWrite(self.store.last_tick() + 1, self.generation, 0, (write,)))
+        self.server.watched()
+        swap = TickWrite(self.store.last_tick() + 1, self.generation, 0, ())
+        change = self.store.swap(swap, view)
+        if change is None:
+            self.server.expire(view)
+        self.server.publish([] if change is None else [change], tick=swap.tick)
 
     def restart_server(self) -> None:
         self.server.stop()

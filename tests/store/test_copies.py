@@ -332,6 +332,20 @@ def test_rows_that_are_the_feed_keep_their_ticks(open_backend: Opener, is_whole:
     assert len(rows_of(store, "SELECT * FROM sales")) == 5
 
 
+def test_rows_from_before_the_feed_are_no_news_after_the_swap(open_backend: Opener) -> None:
+    store = opened(open_backend, StoreSettings(changes_ticks_max=2))
+    view, copy = rows_view(), copy_of(rows_view())
+    store.create_view(view, {0: 0})
+    store.create_view(copy, {0: 0})
+    generation = store.claim()
+    for place, user in enumerate("abcd"):
+        store.commit(tick_write(store, generation, came(view, place, [user])))
+    both = (came(view, 4, ["e"]), came(copy, 0, list("abcde")))
+    store.commit(tick_write(store, generation, *both))
+    assert swap(store, generation) is not None
+    assert added(store, 3) == [(4, ["d"]), (5, ["e"])]
+
+
 def aside(view: str, places: Sequence[int], **more: Any) -> ViewWrite:
     """Events of these offsets are set aside, each from one window."""
     moment = pa.timestamp("us", tz="UTC")
@@ -382,6 +396,41 @@ def test_late_events_of_the_copy_become_the_views(open_backend: Opener) -> None:
     assert [(d.view, d.events) for d in store.late("events", 9).dropped] == [("sales", len(COPY))]
     store.create_view(copy, {0: 0})
     assert store.replays("events", COPY) == [(0, 1, 6)]
+    store.commit(tick_write(store, generation, aside(COPY, [1])))
+    apply(COPY, 1, 6)
+    store.drop_view(COPY)
+    with store._backend.snapshot() as connection:
+        known = connection.execute("SELECT DISTINCT view FROM _headrace.replays").fetchall()
+    assert known == [("sales",)]
+
+
+def test_whoever_looked_the_view_up_before_the_swap_reads_the_copy(
+    open_backend: Opener, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store = opened(open_backend)
+    view, copy = sales(), copy_of(sales())
+    store.create_view(view, {0: 0})
+    generation = store.claim()
+    store.commit(tick_write(store, generation, paid(view, ["ann", "bob"], 2)))
+    page = store.read_view("sales", {}, [], 1, None)
+    for read in (
+        lambda: store.read_view("sales", {}, [], 9, None).table.num_rows,
+        lambda: store.read_view("sales", {}, [], 1, page.next_cursor).table.num_rows + 1,
+        lambda: len(store.changes("sales", 0, 9)) + 1,
+        lambda: store.snapshot("sales", tmp_path / "rows.parquet", {}).rows,
+    ):
+        store.create_view(copy, {0: 0})
+        store.commit(tick_write(store, generation, paid(copy, ["ann", "bob"], 2)))
+        snapshot = store._queries.read
+
+        def swapped(snapshot: Any = snapshot) -> Any:
+            monkeypatch.undo()
+            swap(store, generation)
+            return snapshot()
+
+        monkeypatch.setattr(store._queries, "read", swapped)
+        assert read() == 2
+        assert store.copies() == {}
 
 
 def test_a_copy_may_take_the_place_again_and_again(

@@ -14,6 +14,7 @@ from store_cases import SECOND, sales, tick_write, view_write, windowed_sales
 
 from headrace.model.plan import BoundView
 from headrace.model.settings import StoreSettings
+from headrace.store.contract import Counts, copy_name
 
 KEYS = 40
 
@@ -55,4 +56,40 @@ def write_until_killed(file: Path, backend: str, said: Connection) -> None:
         )
         said.send(tick)
         if tick % 17 == 0:
+            store.checkpoint()
+
+
+def swap_until_killed(file: Path, backend: str, said: Connection) -> None:
+    """Each round brings every key 1 event, fills a copy of the view with all events so far and lets
+    it take the view's place; then it says so."""
+    store = BACKENDS[backend](file, StoreSettings())
+    view, copy = sales("plain"), sales(copy_name("plain"))
+    if "plain" in store.catalog():
+        store.open_view(view)
+    else:
+        store.create_view(view, {0: 0})
+    if store.copies():  # what a kill left may be of an earlier round
+        store.open_view(copy)
+        store.drop_view(copy.name)
+    generation = store.claim()
+    rounds = store.catalog()["plain"].next_offsets[0] // KEYS
+    said.send(rounds)
+    keys = [f"user {i}" for i in range(KEYS)]
+
+    def come(one: BoundView, events: int) -> None:
+        rows = [(key, events, Decimal(events), events, Decimal(1)) for key in keys]
+        counts = Counts(read=events * KEYS, applied=events * KEYS)
+        write = view_write(one, rows, offsets={0: rounds * KEYS}, counts=counts)
+        store.commit(tick_write(store, generation, write))
+
+    while True:
+        rounds += 1
+        come(view, 1)
+        store.create_view(copy, {0: 0})
+        come(copy, rounds)
+        change = store.swap(tick_write(store, generation), "plain")
+        assert change is not None
+        assert change.after.num_rows == 0, "the copy is equal to its view"
+        said.send(rounds)
+        if rounds % 17 == 0:
             store.checkpoint()

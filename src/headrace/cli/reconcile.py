@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
@@ -13,12 +16,17 @@ from headrace.cli.calls import resolve, running_gateway
 from headrace.cli.options import AsJson, ProjectFolder, ServerToken
 from headrace.cli.output import print_json, print_table, say
 from headrace.cli.project import read_definitions, read_settings
+from headrace.cli.rebuild import follow, rebuild_path
+from headrace.model.errors import ProofError, RefusedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from headrace.model.definitions import Project
     from headrace.model.settings import Settings
     from headrace.proof.comparison import Compared
+    from headrace.proof.reconcile import Subject
     from headrace.store.contract import Snapshot
 
 __all__ = ["command", "snapshot_of"]
@@ -31,13 +39,21 @@ def command(
     limit: Annotated[
         int, typer.Option(min=0, max=SHOWN_MAX, help="Show at most so many differing rows.")
     ] = 20,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Where rows differ, rebuild the view; the copy takes its place once it is proven.",
+        ),
+    ] = False,
     project: ProjectFolder = None,
     token: ServerToken = None,
     as_json: AsJson = False,
 ) -> None:
     """Compute a view again with one batch query over the log, and compare every row.
 
-    Exit code 0 when all are equal, 1 when some differ, 2 when it cannot be proven.
+    Exit code 0 when all are equal (or are so now, with --repair), 1 when some differ, 2 when it
+    cannot be proven.
     """
     from headrace.proof.reconcile import defined_view, reconcile, subject
     from headrace.proof.session import own_spark, scratch
@@ -52,13 +68,69 @@ def command(
         events = what.events()
         say(f"proving {name} at tick {snapshot.tick}: {snapshot.rows:,} rows, {events:,} events")
         with own_spark(settings, folder) as spark:
-            found = reconcile(spark, what, limit)
-    document = _document(snapshot, found, events, time.monotonic() - began)
+            prove = partial(reconcile, spark)
+            found = prove(what, limit)
+            document = _document(snapshot, found, events, time.monotonic() - began)
+            if not as_json:
+                _show(name, document, is_final=not repair)
+            is_right = found.is_equal
+            if repair and not is_right:
+                is_right = document["repaired"] = _repair(
+                    prove, settings, definitions, name, folder, token
+                )
     if as_json:
         print_json(document)
-    else:
-        _show(name, document)
-    raise typer.Exit(exits.DONE if found.is_equal else exits.CHECK_FAILED)
+    elif "repaired" in document:
+        print(_repaired_text(name, is_repaired=is_right))
+    raise typer.Exit(exits.DONE if is_right else exits.CHECK_FAILED)
+
+
+def _repair(
+    prove: Callable[[Subject, int], Compared],
+    settings: Settings,
+    definitions: Project,
+    view: str,
+    folder: Path,
+    token: str | None,
+) -> bool:
+    """Let a copy be built, and take the view's place if the log gives just the same rows as it has.
+    Whatever else happens, the copy is dropped and the view stays as it is."""
+    from headrace.proof.asking import ROWS_FILE, ask_engine
+    from headrace.proof.reconcile import subject
+
+    if running_gateway(settings) is None:
+        raise ProofError(
+            "a view is repaired by the running engine, and the project is down",
+            hint="start it with headrace up, and give the command again",
+        )
+    address, path = resolve(settings.directory, None, token), rebuild_path(view)
+    address.post(path, {"hold": True})
+    try:
+        follow(address, view, ("held",))
+        quoted = quote(view, safe="")
+        snapshot = ask_engine(address.post, quoted, folder, {}, with_ticks=False, copy=True)
+        what = subject(settings, definitions, replace(snapshot, view=view), folder / ROWS_FILE)
+        say(f"proving the copy of {view} at tick {snapshot.tick}: {snapshot.rows:,} rows")
+        is_proven = prove(what, 0).is_equal
+        if is_proven:
+            address.post(path, {"swap": True})
+            follow(address, view, ("done",))
+    except BaseException:
+        with contextlib.suppress(RefusedError):  # it took the view's place, or is gone already
+            address.call("DELETE", path)
+        raise
+    if not is_proven:
+        address.call("DELETE", path)
+    return is_proven
+
+
+def _repaired_text(view: str, *, is_repaired: bool) -> str:
+    if is_repaired:
+        return f"{view} is repaired: it was rebuilt, and its rows were proven before they took over"
+    return (
+        f"{view} is not repaired: built again from the log, it differs from what one query over the"
+        " log gives as well. That is a defect: please report it with the view's definition"
+    )
 
 
 def snapshot_of(
@@ -99,7 +171,7 @@ def _document(snapshot: Snapshot, found: Compared, events: int, seconds: float) 
     }
 
 
-def _show(name: str, document: dict[str, Any]) -> None:
+def _show(name: str, document: dict[str, Any], *, is_final: bool) -> None:
     at = f"at tick {document['tick']}, from {document['events']:,} events"
     if document["equal"]:
         print(f"{name} is equal to the log {at}: {document['rows']:,} rows")
@@ -115,4 +187,5 @@ def _show(name: str, document: dict[str, Any]) -> None:
                 rows.append([found["kind"], side, *found[side].values()])
     if rows:
         print_table(["difference", "side", *columns], rows)
-    print(f"headrace rebuild {name} fills the view again from the log")
+    if is_final:
+        print(f"headrace reconcile {name} --repair builds the view again from the log")

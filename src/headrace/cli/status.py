@@ -82,8 +82,15 @@ def _view_row(name: str, view: dict[str, Any]) -> tuple[Any, ...]:
         counts.get("applied"),
         counts.get("late"),
         counts.get("dead"),
-        view["detail"],
+        view["detail"] or _rebuild_text(view["rebuild"]),
     )
+
+
+def _rebuild_text(rebuild: dict[str, Any] | None) -> str:
+    if rebuild is None:
+        return ""
+    done = 100 * rebuild["events"] // max(rebuild["events_total"], 1)
+    return f"its copy is {rebuild['state']}: {done} %"
 
 
 def _halts(views: dict[str, Any]) -> list[str]:

@@ -6,18 +6,39 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from headrace.engine.views import LiveView
+from headrace.engine.reach import missing_text
+from headrace.engine.rebuilds import Asked, RebuildAsked
+from headrace.engine.views import Halt, LiveView
 from headrace.log.contract import LogReader
-from headrace.model.errors import LogError, QueryError
-from headrace.serve.operate.control import EngineStatus, StreamReport, TickDurations, ViewReport
+from headrace.model.errors import LogError, QueryError, RequestError
+from headrace.serve.operate.control import (
+    EngineStatus,
+    RebuildReport,
+    StreamReport,
+    TickDurations,
+    ViewReport,
+)
 from headrace.store.contract import Store, StoredDecision, ViewStatus
 
 __all__ = ["EngineControl"]
 
 DURATIONS_MAX = 1_000
+UNDER_WAY = ("building", "held")  # of a rebuild
+
+_CopyNow = tuple[LiveView, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class _Copied:
+    """How far a copy is."""
+
+    stream: str
+    starts: tuple[int, ...]
+    next_offsets: tuple[int, ...]
+    halt: Halt | None
 
 
 class EngineControl:
@@ -38,8 +59,9 @@ class EngineControl:
         self._ticks_total = 0
         self._reports: dict[str, ViewReport] = {}
         self._halts: set[tuple[str, int, int]] = set()  # stream, partition, offset
-        self._rebuilds: set[str] = set()
-        self._restarting: set[str] = set()  # rebuilds that have begun, not yet in the reports
+        self._asked: list[tuple[str, Asked]] = []
+        self._rebuilds: dict[str, RebuildReport] = {}  # the newest of each view
+        self._copies: dict[str, _Copied] = {}
         self._decided: list[tuple[list[StoredDecision], Future[None]]] = []
         self._late_applied: list[tuple[str, str]] = []
         self.violations = 0  # sums that did not come out even
@@ -50,8 +72,15 @@ class EngineControl:
             self._state, self._detail = state, detail
             self._generation = self._generation if generation is None else generation
 
-    def set_views(self, views: Sequence[LiveView], tick: int) -> None:
-        """Publish what is committed. Called before the first tick and after each."""
+    def set_views(
+        self, views: Sequence[LiveView], tick: int, copies: Mapping[str, _CopyNow] | None = None
+    ) -> None:
+        """Publish what is committed. Called before the first tick and after each. `copies` are the
+        copies of views with where each began."""
+        found = {
+            name: _Copied(copy.stream.name, starts, copy.next_offsets, copy.halt)
+            for name, (copy, starts) in (copies or {}).items()
+        }
         front: dict[str, tuple[int, ...]] = {}
         for view in views:
             if view.is_running:
@@ -73,13 +102,13 @@ class EngineControl:
         }
         halts = {
             (view.stream.name, view.halt.partition, view.halt.offset)
-            for view in views
+            for view in [*views, *(copy for copy, _ in (copies or {}).values())]
             if view.halt is not None
         }
         with self._lock:
             decided = {(d.stream, d.partition, d.offset) for ds, _ in self._decided for d in ds}
             self._reports = reports
-            self._restarting = set()
+            self._copies = found
             self._halts = halts - decided
             self._tick = tick
 
@@ -90,11 +119,33 @@ class EngineControl:
             self._ticks_total += 1
             self._committed_at = committed_at_microseconds
 
-    def take_rebuilds(self) -> set[str]:
+    def set_rebuild(
+        self,
+        view: str,
+        state: str,
+        detail: str = "",
+        *,
+        tick: int | None = None,
+        is_followed: bool | None = None,
+    ) -> None:
+        with self._lock:
+            known = self._rebuilds.get(view, RebuildReport(state))
+            if state == "held" and known.state != "building":
+                return  # it is being swapped or dropped by now
+            self._rebuilds[view] = replace(
+                self._progress(view, known),
+                state=state,
+                detail=detail,
+                tick=tick,
+                followed=is_followed,
+            )
+
+    def take_rebuilds(self) -> list[tuple[str, Asked]]:
+        """What is asked for, by view: that a copy is begun, "swap" for one that is held, or
+        "cancel"."""
         self.wake.clear()  # first: what is asked for from now on wakes the engine again
         with self._lock:
-            taken, self._rebuilds = self._rebuilds, set()
-            self._restarting |= taken
+            taken, self._asked = self._asked, []
         return taken
 
     def take_decisions(self) -> list[tuple[list[StoredDecision], Future[None]]]:
@@ -121,7 +172,11 @@ class EngineControl:
                 durations=_percentiles(self._durations),
             )
         views = {
-            name: replace(report, pending_events=self._behind(report.stream, report.next_offsets))
+            name: replace(
+                report,
+                pending_events=self._behind(report.stream, report.next_offsets),
+                rebuild=self._under_way(name),
+            )
             for name, report in reports.items()
         }
         streams: dict[str, StreamReport] = {}
@@ -149,8 +204,9 @@ class EngineControl:
             report = self._reports.get(view)
             if report is None or report.state in ("live", "catching_up"):
                 return None
-            if view in self._rebuilds or view in self._restarting:
-                return None  # it begins anew
+            rebuild = self._rebuilds.get(view)
+            if rebuild is not None and rebuild.state == "building":
+                return None  # its copy takes its place
             halts = {stream for stream, _, _ in self._halts}
             if report.state == "halted" and report.stream not in halts:
                 return None  # what it waited for is decided
@@ -168,15 +224,84 @@ class EngineControl:
         except LogError:
             return ()
 
-    def rebuild(self, view: str) -> None:
+    def rebuild(self, view: str, *, hold: bool = False, from_oldest: bool = False) -> None:
         with self._lock:
-            if view not in self._reports:
-                raise QueryError(
+            report = self._reports.get(view)
+            if report is None:
+                raise RequestError(
+                    404,
+                    "view-unknown",
                     f"there is no view {view!r} to rebuild",
                     hint=f"views are {', '.join(sorted(self._reports)) or 'none'}",
-                    status=404,
                 )
-            self._rebuilds.add(view)
+        entry = self._store.catalog().get(view)
+        missing = ""
+        if entry is not None and entry.stream == report.stream and not from_oldest:
+            oldest = self._reader.oldest(entry.stream)
+            starts = [entry.start_offsets.get(partition, 0) for partition in range(len(oldest))]
+            missing = missing_text(entry.stream, starts, oldest)
+        if missing:
+            raise RequestError(
+                409,
+                "log-too-short",
+                f"view {view} cannot be rebuilt as it was: {missing}",
+                hint="with from_oldest (headrace rebuild --from-oldest) it begins where the log "
+                "does, and the earlier events no longer count",
+            )
+        with self._lock:
+            known = self._rebuilds.get(view)
+            if known is not None and known.state in UNDER_WAY:
+                events = self._progress(view, known)
+                raise RequestError(
+                    409,
+                    "rebuild-running",
+                    f"a copy of view {view} is being built already: it is {known.state}, and has "
+                    f"{events.events:,} of {events.events_total:,} events",
+                    hint="wait for it, or cancel it: headrace rebuild --cancel",
+                )
+            self._rebuilds[view] = RebuildReport("building")
+            self._asked.append((view, RebuildAsked(hold, from_oldest)))
+        self.wake.set()
+
+    def rebuilt(self, view: str) -> RebuildReport | None:
+        with self._lock:
+            known = self._rebuilds.get(view)
+            return None if known is None else self._progress(view, known)
+
+    def _under_way(self, view: str) -> RebuildReport | None:
+        found = self.rebuilt(view)
+        return found if found is not None and found.state in UNDER_WAY else None
+
+    def _progress(self, view: str, known: RebuildReport) -> RebuildReport:
+        copy = self._copies.get(view)
+        if copy is None or known.state not in UNDER_WAY:
+            return known
+        behind = self._behind(copy.stream, dict(enumerate(copy.next_offsets)))
+        total = self._behind(copy.stream, dict(enumerate(copy.starts)))
+        detail = known.detail if copy.halt is None else copy.halt.reason
+        return replace(known, detail=detail, events=total - behind, events_total=total)
+
+    def swap(self, view: str) -> None:
+        with self._lock:
+            known = self._rebuilds.get(view)
+            if known is None or known.state != "held":
+                raise RequestError(
+                    409,
+                    "rebuild-not-held",
+                    f"no copy of view {view} waits to take its place",
+                    hint="ask for one with hold, and wait until its state is held",
+                )
+            self._rebuilds[view] = replace(known, state="building")
+            self._asked.append((view, "swap"))
+        self.wake.set()
+
+    def cancel(self, view: str) -> None:
+        with self._lock:
+            known = self._rebuilds.get(view)
+            if known is None or known.state not in UNDER_WAY:
+                raise RequestError(409, "rebuild-none", f"no copy of view {view} is being built")
+            self._rebuilds[view] = replace(known, state="cancelled")
+            self._asked.append((view, "cancel"))
         self.wake.set()
 
     def resume(self, stream: str, decision: str) -> tuple[Sequence[tuple[int, int]], Future[None]]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from headrace.engine.control import EngineControl
-from headrace.engine.opening import open_views, restart_view
+from headrace.engine.opening import open_view_anew, open_views
+from headrace.engine.rebuilds import Copy, RebuildAsked, Rebuilds
 from headrace.engine.shared_plan import Planning
 from headrace.engine.tick import Ticker, TickResult
 from headrace.engine.views import LiveView
@@ -55,7 +57,8 @@ class Publisher(Protocol):
         """A view has come further, or no longer goes on, or goes on again."""
 
     def expire(self, view: str) -> None:
-        """The view begins anew: its subscribers must read it again."""
+        """The view was rebuilt, and its earlier changes do not lead to its rows: its subscribers
+        must read it again."""
 
 
 class Engine:
@@ -84,6 +87,7 @@ class Engine:
         self._control = control
         self._publisher = publisher
         self._views: dict[str, LiveView] = {}
+        self._rebuilds = Rebuilds(self._analysis, project, reader, store)
         self._retention_floor_at = 0.0
         self._retention_floor: dict[str, tuple[int, ...]] = {}
         self._failures = 0
@@ -104,6 +108,9 @@ class Engine:
         nothing_taken = {s.name: (0,) * s.partitions for s in self._project.streams}
         self._reader.set_retention_floor(nothing_taken)
         self._views = open_views(self._analysis, self._project, self._reader, self._store)
+        self._rebuilds.reopen()
+        for name in self._rebuilds.copies:
+            self._control.set_rebuild(name, "building")
         self._advance_retention_floor()
         self._tell()
         self._ticker.prepare(list(self._views.values()))
@@ -166,7 +173,11 @@ class Engine:
     @property
     def is_isolating(self) -> bool:
         """Whether some view is being narrowed down to the event it fails on."""
-        return any(view.is_running and view.isolation for view in self._views.values())
+        return any(view.is_running and view.isolation for view in self._all())
+
+    def _all(self) -> list[LiveView]:
+        """What ticks move: the views and their copies."""
+        return [*self._views.values(), *(copy.live for copy in self._rebuilds.copies.values())]
 
     @property
     def is_failing(self) -> bool:
@@ -180,14 +191,15 @@ class Engine:
         self._ticker.close()
 
     def step(self) -> TickResult | None:
-        """One tick for the leading views, then one for a view that is behind; None when neither
-        had anything to do."""
-        views = list(self._views.values())
+        """One tick for the leading views, then one for a view that is behind, then one for each
+        copy that has come as far as its view; None when there was nothing to do."""
+        views = self._all()
         for view in views:
             self._replay_late(view)
         leading = self._attempt(lambda: self._ticker.run(views, catch_up=False))
         behind = self._attempt(lambda: self._ticker.run(views, catch_up=True))
-        return leading or behind
+        swapped = self._finish_rebuilds()
+        return leading or behind or swapped
 
     def _attempt(self, run: Callable[[], TickResult | None]) -> TickResult | None:
         try:
@@ -209,21 +221,24 @@ class Engine:
             return None
         if result is not None:
             self._failures = 0
-            self._tell()
-            if result.tick is None:
-                return result
-            committed_at = time.time_ns() // 1_000
-            self._control.ticked(result.seconds, result.events, committed_at)
-            self._publisher.publish(
-                result.changes, tick=result.tick, committed_at_microseconds=committed_at
-            )
+            self._publish(result)
         return result
+
+    def _publish(self, result: TickResult) -> None:
+        self._tell()
+        if result.tick is None:
+            return
+        committed_at = time.time_ns() // 1_000
+        self._control.ticked(result.seconds, result.events, committed_at)
+        self._publisher.publish(
+            result.changes, tick=result.tick, committed_at_microseconds=committed_at
+        )
 
     def _stop_stream(self, error: ConservationError) -> None:
         """Events that do not add up are an incident: nothing more of the stream is published."""
         log.critical("stream %s stops: %s", error.stream, error.message)
         self._control.violations += 1
-        for view in self._views.values():
+        for view in self._all():
             if view.stream.name == error.stream and view.is_running:
                 view.status = ViewStatus("failed", INCIDENT + error.message)
                 self._store.set_status(view.name, view.status)
@@ -231,19 +246,73 @@ class Engine:
         self._control.wake.set()  # the other streams' events of this tick are still to be taken
 
     def rebuild_what_was_asked(self) -> None:
-        """Begin anew with the views that someone wants rebuilt; they fill in the ticks after."""
-        for name in self._control.take_rebuilds():
-            definition = self._project.view(name)
-            if definition is None:
-                continue
-            log.info("rebuilding view %s", name)
-            self._write_retention_floor(without=name)
-            self._views[name] = restart_view(
-                self._analysis, self._project, definition, self._reader, self._store
-            )
-            self._publisher.expire(name)
-            self._advance_retention_floor()
+        """Begin with the copies that someone wants, let those that are held go on, and drop those
+        that nobody wants any more; the ticks after fill them."""
+        for name, asked in self._control.take_rebuilds():
+            if isinstance(asked, RebuildAsked):
+                self._begin_rebuild(name, asked)
+            elif asked == "swap":
+                self._rebuilds.release(name)
+            else:
+                self._rebuilds.drop(name)
             self._tell()
+
+    def _begin_rebuild(self, name: str, asked: RebuildAsked) -> None:
+        definition = self._project.view(name)
+        assert definition is not None, "only views that are defined can be asked for"
+        log.info("rebuilding view %s", name)
+        self._write_retention_floor(without=name)
+        try:
+            if name in self._store.catalog():
+                self._rebuilds.begin(definition, asked)
+            else:
+                self._views[name] = open_view_anew(
+                    self._analysis, self._project, definition, self._reader, self._store
+                )
+                status = self._views[name].status
+                state = "done" if status.state == "live" else status.state
+                self._control.set_rebuild(name, state, status.detail)
+        except HeadraceError as error:
+            log.error("view %s is not rebuilt: %s", name, error.message)
+            self._fail_rebuild(name, error.message)
+        self._advance_retention_floor()
+
+    def _fail_rebuild(self, name: str, detail: str) -> None:
+        self._rebuilds.drop(name)
+        self._control.set_rebuild(name, "failed", detail)
+
+    def _finish_rebuilds(self) -> TickResult | None:
+        """Let the copies that are ready take their views' places; drop those that failed."""
+        done: TickResult | None = None
+        for name, copy in list(self._rebuilds.copies.items()):
+            if copy.live.status.state == "failed":
+                self._fail_rebuild(name, copy.live.status.detail)
+            elif copy.is_ready(self._views[name]):
+                if copy.is_held:
+                    self._control.set_rebuild(name, "held")
+                else:
+                    done = self._swap(name, copy) or done
+        return done
+
+    def _swap(self, name: str, copy: Copy) -> TickResult | None:
+        """A failure is the rebuild's alone: the view goes on as it was."""
+        try:
+            bound = self._rebuilds.bound_as_view(name)
+            result = self._ticker.swap(self._views[name], copy.live)
+        except FencedError:
+            raise
+        except Exception as error:
+            log.exception("the copy of view %s cannot take its place", name)
+            self._fail_rebuild(name, str(error))
+            return None
+        del self._rebuilds.copies[name]
+        self._views[name] = replace(copy.live, name=name, bound=bound)
+        log.info("view %s is rebuilt", name)
+        self._control.set_rebuild(name, "done", tick=result.tick, is_followed=result.is_followed)
+        if not result.is_followed:
+            self._publisher.expire(name)
+        self._publish(result)
+        return result
 
     def decide_what_was_asked(self) -> None:
         """Record what was decided about late events and let the views that halted before them go
@@ -261,7 +330,7 @@ class Engine:
 
     def _decide(self, decision: StoredDecision) -> None:
         self._store.decide(decision)
-        for view in self._views.values():
+        for view in self._all():
             halt = view.halt
             if halt is not None and decision == StoredDecision(
                 view.stream.name, halt.partition, halt.offset, decision.decision
@@ -278,6 +347,7 @@ class Engine:
             gone = len(aside) - len(places)
             log.warning("%s late events of view %s are not in the log any more", gone, view.name)
         self._apply_places(view, places)
+        self._rebuilds.applied_late(view)
 
     def _apply_places(self, view: LiveView, places: Sequence[tuple[int, int]]) -> bool:
         for start in range(0, len(places), LATE_APPLIED_MAX):
@@ -298,7 +368,8 @@ class Engine:
             view.replays = tuple(r for r in view.replays if (r[0], r[1]) not in due)
 
     def _tell(self) -> None:
-        self._control.set_views(list(self._views.values()), self._store.last_tick())
+        copies = {name: (c.live, c.starts) for name, c in self._rebuilds.copies.items()}
+        self._control.set_views(list(self._views.values()), self._store.last_tick(), copies)
         self._publisher.moved()
 
     def _advance_retention_floor(self) -> None:
@@ -309,7 +380,7 @@ class Engine:
         """Where the slowest view of each stream stands. A view that is refused holds too: it may
         be repaired. One about to be rebuilt holds everything there is."""
         floor: dict[str, tuple[int, ...]] = {}
-        for view in self._views.values():
+        for view in self._all():
             offsets = view.next_offsets
             if view.name == without:
                 offsets = (0,) * len(offsets)

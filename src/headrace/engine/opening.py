@@ -16,9 +16,9 @@ from headrace.model.plan import BoundView
 from headrace.spark.analysis import Analysis
 from headrace.spark.binding import bind
 from headrace.spark.windows import sets_aside
-from headrace.store.contract import CatalogEntry, Store, ViewStatus
+from headrace.store.contract import CatalogEntry, Store, ViewStatus, copy_name
 
-__all__ = ["open_views", "restart_view"]
+__all__ = ["known_offsets", "open_view_anew", "open_views"]
 
 log = logging.getLogger("headrace.engine")
 
@@ -33,7 +33,7 @@ def open_views(
     catalog = store.catalog()
     for stream in project.streams:
         views = [view.name for view in project.views if view.source == stream.name]
-        analysis.declare(stream, views)
+        analysis.declare(stream, [*views, *map(copy_name, views)])
         store.open_stream(stream)
         if sets_aside(stream):
             store.declare_stream(stream)
@@ -47,13 +47,10 @@ def open_views(
     }
 
 
-def restart_view(
+def open_view_anew(
     analysis: Analysis, project: Project, view: View, reader: LogReader, store: Store
 ) -> LiveView:
-    """Throw the view's state away and begin again from the start of the log, with the definition
-    as it is now."""
-    if view.name in store.catalog():
-        store.drop_view(view.name)
+    """Of a view that the store has nothing of, because it could not be opened before."""
     return _open_view(analysis, project, view, reader, store, None)
 
 
@@ -79,7 +76,7 @@ def _open_view(
         store.open_view(bound)
         status = entry.status if entry.status.state == "failed" else ViewStatus("live")
         store.set_status(view.name, status)
-        _check_log(view.name, _offsets(entry.next_offsets, stream), reader.oldest(stream.name))
+        _check_log(view.name, known_offsets(entry.next_offsets, stream), reader.oldest(stream.name))
     except ViewChangedError as error:
         status = ViewStatus("changed", f"{error.message}; {error.hint}")
         store.set_status(view.name, status)
@@ -89,7 +86,7 @@ def _open_view(
         status = ViewStatus("failed", error.message)
     if entry is None:
         return LiveView(view.name, stream, None, (0,) * stream.partitions, status)
-    offsets = _offsets(entry.next_offsets, stream)
+    offsets = known_offsets(entry.next_offsets, stream)
     opened = LiveView(
         view.name,
         stream,
@@ -121,11 +118,11 @@ def _check_log(view: str, offsets: Sequence[int], oldest: Sequence[int]) -> None
     if any(mine < first for mine, first in zip(offsets, oldest, strict=True)):
         raise EngineError(
             f"it stands at offsets {list(offsets)}, but the log begins at {list(oldest)}: "
-            f"headrace rebuild {view} starts it anew",
-            hint=f"headrace rebuild {view}",
+            f"headrace rebuild {view} --from-oldest begins there",
+            hint=f"headrace rebuild {view} --from-oldest",
         )
 
 
-def _offsets(stored: Mapping[int, int], stream: Stream) -> tuple[int, ...]:
+def known_offsets(stored: Mapping[int, int], stream: Stream) -> tuple[int, ...]:
     """A partition that was added to the stream later begins at 0."""
     return tuple(stored.get(partition, 0) for partition in range(stream.partitions))

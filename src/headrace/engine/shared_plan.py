@@ -65,7 +65,7 @@ class SharedPlan:
             self._take(self._next)
         by_stream: dict[Stream, list[BoundView]] = {}
         for view in views:
-            if view.is_open and is_projectable(view.running_plan):
+            if view.is_open and not view.is_copy and is_projectable(view.running_plan):
                 by_stream.setdefault(view.stream, []).append(view.running_plan)
         wanted = frozenset((v.name, v.plan.fingerprint) for vs in by_stream.values() for v in vs)
         if wanted <= self._wanted or self._next is not None:

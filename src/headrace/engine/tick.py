@@ -57,12 +57,14 @@ RECENT_ROWS = 1_000
 
 @dataclass(frozen=True)
 class TickResult:
-    """`tick` is None when nothing was stored: views only came to a halt."""
+    """`tick` is None when nothing was stored: views only came to a halt. `is_followed` is False
+    when a copy took a view's place and what differs cannot be told as changes."""
 
     tick: int | None
     events: int
     seconds: float
     changes: Sequence[ViewChange]
+    is_followed: bool = True
 
 
 class Ticker:
@@ -155,6 +157,31 @@ class Ticker:
         self._tick += 1
         view.totals = view.totals.plus(counts)
         return TickResult(self._tick, 0, time.perf_counter() - begun, changes)
+
+    def swap(self, view: LiveView, copy: LiveView) -> TickResult:
+        """A tick in which the copy takes the view's place. Before it, in a tick of its own, what
+        was said to be complete of the view is said of the copy too."""
+        begun = time.perf_counter()
+        known, mine = view.watermark_microseconds, copy.watermark_microseconds
+        if known is not None and (mine is None or mine < known):
+            offsets = dict(enumerate(copy.next_offsets))
+            write = ViewWrite(
+                copy.name, None, {}, offsets, Counts(), known, moved=Moved(offsets, 0)
+            )
+            self._store.commit(self._next_tick(write), frozenset())
+            self._tick += 1
+            copy.watermark_microseconds = known
+        is_watched = view.name in self._watched()
+        change = self._store.swap(self._next_tick(), view.name)
+        self._tick += 1
+        is_told = change is not None and (change.before.num_rows or change.after.num_rows)
+        told = (change,) if change is not None and is_told and is_watched else ()
+        return TickResult(
+            self._tick, 0, time.perf_counter() - begun, told, is_followed=change is not None
+        )
+
+    def _next_tick(self, *views: ViewWrite) -> TickWrite:
+        return TickWrite(self._tick + 1, self._generation, time.time_ns() // 1_000, views)
 
     def _is_passed(self, group: ViewGroup) -> bool:
         """Whether a heartbeat or an idle partition brought the watermark of views further that

@@ -9,7 +9,7 @@ from headrace.engine.watermarks import Watermark
 from headrace.log.contract import LogReader, Range
 from headrace.model.definitions import Stream
 from headrace.model.plan import BoundView
-from headrace.store.contract import Counts, Store, ViewStatus
+from headrace.store.contract import Counts, Store, ViewStatus, copied_view
 
 __all__ = [
     "Halt",
@@ -66,6 +66,10 @@ class LiveView:
     replays: tuple[tuple[int, int, int], ...] = ()
 
     @property
+    def is_copy(self) -> bool:
+        return copied_view(self.name) is not None
+
+    @property
     def is_open(self) -> bool:
         return self.bound is not None and self.status.state == "live"
 
@@ -95,7 +99,8 @@ def group_views(
     views: Sequence[LiveView], ends: Mapping[str, Offsets], rows_max: int
 ) -> list[ViewGroup]:
     """Leading groups (one per stream, the furthest) come first and may go to the log's ends. The
-    others stop where the leading group stands, so that they meet it and join its plan."""
+    others stop where the leading group stands, so that they meet it and join its plan. A copy goes
+    alone, in a plan of its own: it leaves the others' plans as they are, and never leads."""
     groups: list[ViewGroup] = []
     behind: list[ViewGroup] = []
     by_stream: dict[str, list[LiveView]] = {}
@@ -103,10 +108,9 @@ def group_views(
         if view.is_running:
             by_stream.setdefault(view.stream.name, []).append(view)
     for name, members in by_stream.items():
-        alone = [view for view in members if view.isolation is not None]
         together: dict[Offsets, list[LiveView]] = {}
         for view in members:
-            if view.isolation is None:
+            if view.isolation is None and not view.is_copy:
                 together.setdefault(view.next_offsets, []).append(view)
         # Two groups of which neither is the further one in all partitions meet all the same: each
         # takes what the other is ahead.
@@ -116,19 +120,14 @@ def group_views(
             limit = ends[name] if is_leading else _least(front, ends[name])
             group = ViewGroup(same[0].stream, tuple(same), offsets, limit, rows_max, is_leading)
             (groups if is_leading else behind).append(group)
-        for view in alone:
-            assert view.isolation is not None
-            rows = min(rows_max, view.isolation.rows_max)
-            behind.append(
-                ViewGroup(
-                    view.stream,
-                    (view,),
-                    view.next_offsets,
-                    view.isolation.target,
-                    rows,
-                    is_leading=False,
-                )
-            )
+        for view in members:
+            limit, rows = _least(front, ends[name]) if front else ends[name], rows_max
+            if view.isolation is not None:
+                limit, rows = view.isolation.target, min(rows_max, view.isolation.rows_max)
+            elif not view.is_copy:
+                continue
+            alone = ViewGroup(view.stream, (view,), view.next_offsets, limit, rows, False)
+            behind.append(alone)
     return groups + behind
 
 

@@ -120,7 +120,7 @@ class GatewayApp:
             None: {"GET": ("query", self._forward)},
             "changes": {"GET": ("query", self._forward)},
             "deadletters": {"GET": ("admin", self._forward)},
-            "rebuild": {"POST": ("admin", self._forward)},
+            "rebuild": dict.fromkeys(("POST", "GET", "DELETE"), ("admin", self._forward)),
             "snapshot": {"POST": ("admin", self._forward)},
         }
         self._stream_routes: dict[str, dict[str, tuple[str | None, Handler]]] = {

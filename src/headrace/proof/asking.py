@@ -17,12 +17,19 @@ Post = Callable[[str, Any], Any]
 
 
 def ask_engine(
-    post: Post, view: str, folder: Path, filters: Mapping[str, str], with_ticks: bool
+    post: Post,
+    view: str,
+    folder: Path,
+    filters: Mapping[str, str],
+    with_ticks: bool,
+    *,
+    copy: bool = False,
 ) -> Snapshot:
-    """`post` calls the gateway; `folder` is this process's own in the run directory."""
+    """`post` calls the gateway; `folder` is this process's own in the run directory. `copy`: of the
+    copy that is being built of the view."""
     import msgspec
 
-    asked = {"folder": folder.name, "filters": dict(filters), "ticks": with_ticks}
+    asked = {"folder": folder.name, "filters": dict(filters), "ticks": with_ticks, "copy": copy}
     said = post(f"/v1/views/{view}/snapshot", asked)
     snapshot = msgspec.convert(said, Snapshot, strict=False)
     if not (folder / ROWS_FILE).exists():

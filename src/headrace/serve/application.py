@@ -40,6 +40,8 @@ ROUTES = (
     _route("GET", "/v1/views/NAME/changes", follow_changes),
     _route("GET", "/v1/views/NAME/deadletters", views.list_dead_letters),
     _route("POST", "/v1/views/NAME/rebuild", operations.rebuild),
+    _route("GET", "/v1/views/NAME/rebuild", operations.rebuild_progress),
+    _route("DELETE", "/v1/views/NAME/rebuild", operations.cancel_rebuild),
     _route("POST", "/v1/views/NAME/snapshot", proof.snapshot),
     _route("POST", "/v1/sql", views.run_sql),
     _route("GET", "/v1/streams/NAME/late", late.list_late),

@@ -104,7 +104,7 @@ class Services:
 
     @contextmanager
     def reading(self, view: str) -> Iterator[None]:
-        """Between the two steps of a rebuild the store has no such view: QueryError (503)."""
+        """A view that the store has no longer, or not yet: QueryError (503)."""
         try:
             yield
         except QueryError as error:

@@ -57,7 +57,6 @@ class StoredView:
     shape: str
     tables: tuple[str, ...]
     created_tick: int
-    start_offsets: Mapping[int, int]
     progress_tick: int
     rows: int
     formers: tuple[tuple[int, str], ...] = ()
@@ -96,6 +95,7 @@ def new_view(
             dict(start_offsets),
             None,
             Counts(),
+            dict(start_offsets),
         ),
         tuple((name, c.type.name) for name, c in zip(names, kind.public, strict=True)),
         hidden,
@@ -103,7 +103,6 @@ def new_view(
         kind.shape,
         tuple(table.name for table in kind.tables),
         tick,
-        dict(start_offsets),
         0,
         rows,
     )
@@ -166,7 +165,7 @@ def catalog_delta(stored: StoredView) -> TableDelta:
         "state": entry.status.state,
         "detail": entry.status.detail,
         "created_tick": stored.created_tick,
-        "start_offsets": encode_offsets(stored.start_offsets),
+        "start_offsets": encode_offsets(entry.start_offsets),
         "formers": json.dumps(stored.formers),
         "feed_from": stored.feed_from,
     }
@@ -232,6 +231,7 @@ def _views(rows: Iterable[Mapping[str, object]]) -> Iterable[StoredView]:
             decode_offsets(text("offsets")),
             None if given["watermark"] is None else number("watermark"),
             Counts(*(number(name) for name in _COUNTS)),
+            decode_offsets(text("start_offsets")),
         )
         yield StoredView(
             number("number"),
@@ -242,7 +242,6 @@ def _views(rows: Iterable[Mapping[str, object]]) -> Iterable[StoredView]:
             text("shape"),
             tuple(json.loads(text("tables"))),
             number("created_tick"),
-            decode_offsets(text("start_offsets")),
             number("tick"),
             number("rows"),
             tuple((former, shape) for former, shape in json.loads(text("formers"))),

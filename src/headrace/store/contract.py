@@ -230,7 +230,8 @@ class ViewChange:
 
 @dataclass(frozen=True)
 class ViewStatus:
-    """`state` is live, catching_up, failed, changed or removed; `detail` says why, for people."""
+    """`state` is live, catching_up, failed, changed or removed; of a copy also held: it does not
+    take its view's place until somebody says so. `detail` says why, for people."""
 
     state: str
     detail: str = ""
@@ -256,6 +257,7 @@ class CatalogEntry:
     next_offsets: Mapping[int, int]
     watermark_microseconds: int | None
     totals: Counts
+    start_offsets: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -293,7 +295,10 @@ class Store(Protocol):
         """0 before the first."""
 
     def catalog(self) -> Mapping[str, CatalogEntry]:
-        """What the store holds state for, by view."""
+        """What the store holds state for, by view; not its copies."""
+
+    def copies(self) -> Mapping[str, CatalogEntry]:
+        """What is being filled beside a view, by the name of the view."""
 
     def streams(self) -> Mapping[str, StreamProgress]:
         """By stream; one that no view has read yet is missing."""
@@ -308,7 +313,7 @@ class Store(Protocol):
     def replays(self, stream: str, view: str) -> Sequence[tuple[int, int, int]]:
         """(partition, offset, come) of events that were applied to the view after they had been set
         aside, before it was rebuilt, and not again since; `come` is the offset that the view had
-        come to in the partition by then."""
+        come to in the partition by then. Of a copy: those applied to its view, and not to it."""
 
     def decide(self, decision: StoredDecision) -> None:
         """Durably record what an operator decided; a later decision about the same event is
@@ -334,7 +339,9 @@ class Store(Protocol):
 
     def create_view(self, view: BoundView, start_offsets: Mapping[int, int]) -> None:
         """State tables, the public SQL view, the change feed and the catalog entry, in one
-        transaction. A global view gets its single row at once."""
+        transaction. A global view gets its single row at once. A view named copy_name(VIEW) is a
+        copy of VIEW, which the store holds: ticks move it like any other, but it has no public
+        view, no change feed and no place in what readers are told."""
 
     def open_view(self, view: BoundView) -> None:
         """Make an existing view known to this process. Raises ViewChangedError if the stored
@@ -365,6 +372,13 @@ class Store(Protocol):
         interrupts users' queries and tries again once.
         """
 
+    def swap(self, write: TickWrite, view: str) -> ViewChange | None:
+        """A tick without views or streams, in which the view's copy takes its place: from then on
+        it has the view's name, and the view's own state is gone. What differs for readers, paired
+        by row keys, is in the change feed of this tick, and is returned; nothing may differ. None
+        when there are more such rows than the feed may hold, or when they have other columns:
+        then whoever follows the view must read it anew. Raises as `commit` does."""
+
     def changes(self, view: str, after_tick: int, limit_ticks: int) -> Sequence[ViewChange]:
         """The stored changes of ticks > after_tick, ascending. Raises ChangesExpiredError when
         some of them are no longer kept."""
@@ -391,7 +405,8 @@ class Store(Protocol):
         self, name: str, file: Path, filters: Mapping[str, str], with_ticks: bool = False
     ) -> Snapshot:
         """Write the rows of a view that meet the filters (as in read_view) to `file` as Parquet,
-        and say what the ledger knows of the view at the same tick. Raises QueryError."""
+        and say what the ledger knows of the view at the same tick; copy_name(VIEW) is a view here.
+        Raises QueryError."""
 
     def views_in(self, sql: str) -> frozenset[str]:
         """The names of the views, STREAM_late among them, that query() would read for this text, as

@@ -114,6 +114,7 @@ class ViewStore:
         self._settings = settings
         self._lock = threading.RLock()
         self._is_closed = False
+        self._swapped: dict[int, tuple[int, StoredView]] = {}  # by number: when, and by which view
         try:
             calculator = Calculator(backend.computing())
             self._stacks = Stacks(backend, calculator)
@@ -374,7 +375,12 @@ class ViewStore:
         ]
         if found.added_in is not None and found.added_in.num_rows:
             deltas.append(move_ticks(self._backend, kind, copy, found.added_in))
-        self._commit(*deltas, drop=drop, views=_public_view(taken, kind))
+        self._swapped[old.number] = (tick, taken)  # before a snapshot can show it
+        try:
+            self._commit(*deltas, drop=drop, views=_public_view(taken, kind))
+        except BaseException:
+            del self._swapped[old.number]
+            raise
         self._stacks.close(view)
         self._stacks.rename(copy.entry.view, view)
         others = {n: v for n, v in self._views.items() if n != copy.entry.view}
@@ -464,9 +470,20 @@ class ViewStore:
 
     # Reads
 
+    def _as_of(self, view: StoredView, freshness: Freshness) -> StoredView:
+        """What the snapshot has in the place of a view that was looked up before it was opened: its
+        copy may have taken its place in between."""
+        while (swapped := self._swapped.get(view.number)) is not None:
+            tick, taken = swapped
+            if freshness.tick < tick:
+                break
+            view = taken
+        return view
+
     def changes(self, view: str, after_tick: int, limit_ticks: int) -> Sequence[ViewChange]:
         stored = readable_view(self._shown, view)
-        with self._queries.read() as (connection, _):
+        with self._queries.read() as (connection, freshness):
+            stored = self._as_of(stored, freshness)
             return read_changes(connection, stored, after_tick, limit_ticks)
 
     def ledger(self, limit: int) -> pa.Table:
@@ -474,8 +491,9 @@ class ViewStore:
             return read_ledger(connection, limit)
 
     def dead_letters(self, view: str | None, limit: int) -> Sequence[StoreDeadLetter]:
-        number = None if view is None else find_view(self._shown, view).number
-        with self._queries.read() as (connection, _):
+        stored = None if view is None else find_view(self._shown, view)
+        with self._queries.read() as (connection, freshness):
+            number = None if stored is None else self._as_of(stored, freshness).number
             return read_dead_letters(connection, number, limit)
 
     def read_view(
@@ -489,6 +507,7 @@ class ViewStore:
         stored = readable_view(self._shown, name)
         rows_max = self._settings.query_rows_max
         with self._queries.read() as (connection, freshness):
+            stored = self._as_of(stored, freshness)
             rows, following = read_page(
                 connection, stored, filters, order_by, limit, rows_max, cursor
             )
@@ -499,6 +518,7 @@ class ViewStore:
     ) -> Snapshot:
         stored = readable_view(self._views if copied_view(name) else self._shown, name)
         with self._queries.read() as (connection, freshness):
+            stored = self._as_of(stored, freshness)
             return write_snapshot(connection, stored, freshness, file, filters, with_ticks)
 
     def views_in(self, sql: str) -> frozenset[str]:

@@ -230,12 +230,27 @@ def test_a_rebuild_ends_the_stream_with_a_problem(shop: Any) -> None:
     with follow(shop, after=2) as followed:
         messages = iter(followed)
         assert next(messages)[1]["tick"] == 3
-        shop.rebuild("income")
+        shop.rebuild("income", followed=False)
         name, document = next(messages)
         assert (name, document["code"]) == ("problem", "changes-expired")
         assert list(messages) == []
     with follow(shop, after=2) as followed:
         assert followed.response.status_code == 410
+
+
+def test_what_a_rebuild_makes_different_comes_as_changes(shop: Any) -> None:
+    shop.tick(income=[("ann", "1.00"), ("bob", "1.00")])
+    with follow(shop, after=1) as followed:
+        messages = iter(followed)
+        shop.rebuild("income", [("ann", "1.00"), ("bob", "2.00")])
+        name, document = next(messages)
+        assert (name, document["tick"]) == ("changes", 3)
+        assert [row["total"] for row in document["before"]] == ["1.00"]
+        assert [row["total"] for row in document["after"]] == ["2.00"]
+        shop.tick(income=[("ann", "1.00")])
+        assert next(messages)[1]["tick"] == 4
+    with follow(shop, after=0) as followed:
+        assert [next(iter(followed))[1]["tick"]] == [1]
 
 
 def test_stopping_the_server_ends_streams_at_once(shop: Any) -> None:

@@ -6,7 +6,7 @@ import multiprocessing
 import random
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from killed_writer import KEYS, views, write_until_killed
-from store_backends import BACKENDS
+from killed_writer import KEYS, swap_until_killed, views, write_until_killed
+from store_backends import BACKENDS, counted
 from store_cases import rows_of
 
 from headrace.model.errors import StoreLockedError
@@ -23,17 +23,20 @@ from headrace.model.settings import StoreSettings
 from headrace.store.contract import Store
 
 KILLS = 12
+KILLS_OF_REBUILDS = 8
 LOOKS_MAX = 2_000
 ANSWER_SECONDS_MAX = 120
 
 
 @contextmanager
-def writer(file: Path, backend: str) -> Iterator[tuple[ForkServerProcess, Connection]]:
+def writer(
+    file: Path, backend: str, target: Callable[..., None] = write_until_killed
+) -> Iterator[tuple[ForkServerProcess, Connection]]:
     """A process of its own, forked from one that has done the imports and nothing else."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["store_backends", "pandas"])
     heard, said = context.Pipe(duplex=False)
-    process = context.Process(target=write_until_killed, args=(file, backend, said), daemon=True)
+    process = context.Process(target=target, args=(file, backend, said), daemon=True)
     process.start()
     said.close()
     try:
@@ -45,10 +48,16 @@ def writer(file: Path, backend: str) -> Iterator[tuple[ForkServerProcess, Connec
         heard.close()
 
 
-def run_and_kill(file: Path, backend: str, ticks: int, looks: int) -> int:
+def run_and_kill(
+    file: Path,
+    backend: str,
+    ticks: int,
+    looks: int,
+    target: Callable[..., None] = write_until_killed,
+) -> int:
     """Kills the process a while after so many ticks, as long as some looks at what it says take.
     Returns the last tick it said was durable."""
-    with writer(file, backend) as (process, heard):
+    with writer(file, backend, target) as (process, heard):
         for _ in range(1 + ticks):  # first it says where it begins
             assert heard.poll(ANSWER_SECONDS_MAX)
             acknowledged = int(heard.recv())
@@ -106,6 +115,36 @@ def test_killed_at_random_moments(backend: str, tmp_path: Path, seed: int) -> No
         finally:
             store.close()
     assert checked_tick > KILLS
+
+
+def test_killed_while_copies_are_built_and_take_over(tmp_path: Path, seed: int) -> None:
+    """Every round rebuilds the view. Readers see it whole, and the feed leads across the swaps."""
+    file = tmp_path / "store.duckdb"
+    chance = random.Random(seed)
+    checked_tick, checked_rows, rounds = 0, Counter[Any](), 0
+    for _ in range(KILLS_OF_REBUILDS):
+        acknowledged = run_and_kill(
+            file, "duckdb", chance.randrange(4), chance.randrange(LOOKS_MAX), swap_until_killed
+        )
+        store = BACKENDS["duckdb"](file, StoreSettings())
+        try:
+            if not store.catalog():
+                continue
+            rounds = store.catalog()["plain"].next_offsets[0] // KEYS
+            assert rounds in (acknowledged, acknowledged + 1)
+            assert store.catalog()["plain"].totals.read == rounds * KEYS
+            rows = Counter(rows_of(store, "SELECT * FROM plain"))
+            assert len(rows) == (KEYS if rounds else 0)
+            assert all(row[2] == rounds for row in rows)
+            filled = store.copies()["plain"].totals.read if store.copies() else 0
+            assert counted(store, "plain", 0) == len(rows) + (KEYS if filled else 0)
+            feed = Counter(checked_rows)
+            feed.update(feed_of(store, "plain", checked_tick))
+            assert +feed == rows
+            checked_tick, checked_rows = store.last_tick(), rows
+        finally:
+            store.close()
+    assert rounds > KILLS_OF_REBUILDS
 
 
 @pytest.mark.parametrize("backend", ["duckdb"])

@@ -250,6 +250,8 @@ def _view_paths() -> Json:
         "properties": {"sql": {"type": "string"}},
         "required": ["sql"],
     }
+    flag = {"type": "boolean"}
+    how = {"type": "object", "properties": {"from_oldest": flag, "hold": flag, "swap": flag}}
     return {
         "/v1/views": {
             "get": operation(
@@ -302,12 +304,24 @@ def _view_paths() -> Json:
             "parameters": [name],
             "post": operation(
                 "rebuildView",
-                "Compute a view anew from the log.",
+                "Compute a view anew from the log in a copy beside it, which then takes its place.",
                 {
-                    "200": answer("Done.", any_object),
-                    "202": answer("Begun.", any_object),
-                    **problems(404, 408, 409, 413, 429, 503),
+                    "202": answer("Asked for.", any_object),
+                    **problems(400, 404, 408, 409, 413, 429, 503),
                 },
+                scope="admin",
+                requestBody={"required": False, "content": {"application/json": {"schema": how}}},
+            ),
+            "get": operation(
+                "readRebuild",
+                "How far the newest rebuild of a view is.",
+                {"200": answer("Its state.", any_object), **problems(404, 429, 503)},
+                scope="admin",
+            ),
+            "delete": operation(
+                "cancelRebuild",
+                "Drop the copy that is being built.",
+                {"202": answer("Asked for.", any_object), **problems(404, 409, 429, 503)},
                 scope="admin",
             ),
         },

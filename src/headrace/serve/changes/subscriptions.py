@@ -211,7 +211,7 @@ class Hub:
     def expire(self, view: str) -> None:
         """End every stream of a view whose stored changes no longer fit what was sent."""
         error = ChangesExpiredError(
-            f"view {view} is being rebuilt; its earlier changes no longer hold",
+            f"view {view} was rebuilt; its earlier changes do not lead to its rows",
             hint="read the view again and go on after the tick of that answer",
         )
         for subscription in list(self._subscriptions):

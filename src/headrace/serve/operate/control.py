@@ -9,7 +9,14 @@ from typing import Protocol
 
 from headrace.store.contract import Counts, ViewStatus
 
-__all__ = ["Control", "EngineStatus", "StreamReport", "TickDurations", "ViewReport"]
+__all__ = [
+    "Control",
+    "EngineStatus",
+    "RebuildReport",
+    "StreamReport",
+    "TickDurations",
+    "ViewReport",
+]
 
 
 @dataclass(frozen=True)
@@ -37,11 +44,26 @@ class StreamReport:
 
 
 @dataclass(frozen=True)
+class RebuildReport:
+    """The newest rebuild of a view. `state` is building, held (the copy is as far as its view and
+    waits to be told to take its place), done, failed or cancelled; `detail` says why, for people.
+    `events` of `events_total` are in the copy. Once it is done, `tick` is the one that swapped, and
+    `followed` says whether the differences reached those who follow the view as changes."""
+
+    state: str
+    detail: str = ""
+    events: int = 0
+    events_total: int = 0
+    tick: int | None = None
+    followed: bool | None = None
+
+
+@dataclass(frozen=True)
 class ViewReport:
     """`state` is live, catching_up, halted, failed or changed; `detail` says why, for people.
     `counts` are the totals since the view was created. `held_back_partition` is the one
     with the lowest watermark (-1: none in particular), `held_back_maximum` its highest event time
-    in microseconds."""
+    in microseconds. `rebuild` is there while a copy of the view is being built."""
 
     stream: str
     state: str
@@ -52,6 +74,7 @@ class ViewReport:
     counts: Counts = field(default_factory=Counts)
     held_back_partition: int = -1
     held_back_maximum: int = 0
+    rebuild: RebuildReport | None = None
 
 
 @dataclass(frozen=True)
@@ -91,9 +114,21 @@ class Control(Protocol):
     def ends(self, stream: str) -> tuple[int, ...]:
         """The ends of a stream in the log, per partition; empty while it cannot be read."""
 
-    def rebuild(self, view: str) -> None:
-        """Ask for the view to be emptied and filled again from the log; returns before it is done.
-        Raises QueryError for a view that is not defined."""
+    def rebuild(self, view: str, *, hold: bool = False, from_oldest: bool = False) -> None:
+        """Ask for a copy to be built beside the view, which takes its place once it has come as
+        far; returns before it is begun. `hold`: only once `swap` is called. `from_oldest`: where
+        the log no longer reaches the view's start, begin where the log does. Raises RequestError:
+        404 for a view that is not defined, 409 while a copy of it is being built, and when the log
+        does not reach its start."""
+
+    def rebuilt(self, view: str) -> RebuildReport | None:
+        """How the newest rebuild of the view stands; None where there was none in this process."""
+
+    def swap(self, view: str) -> None:
+        """Let a copy that is held take its view's place. Raises RequestError (409)."""
+
+    def cancel(self, view: str) -> None:
+        """Drop the copy that is being built. Raises RequestError (409) where there is none."""
 
     def resume(self, stream: str, decision: str) -> tuple[Sequence[tuple[int, int]], Future[None]]:
         """Decide (apply, side or drop) the late event that the stream's views halted before, and

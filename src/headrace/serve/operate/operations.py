@@ -11,15 +11,24 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from headrace.model.errors import QueryError, RequestError
+from headrace.model.errors import RequestError
 from headrace.model.moments import moment_text
 from headrace.serve.operate.completeness import freshness_text, held_back_text
-from headrace.serve.operate.control import EngineStatus, ViewReport
+from headrace.serve.operate.control import EngineStatus, RebuildReport, ViewReport
 from headrace.serve.operate.ledger import ledger_figures
+from headrace.serve.parameters import decoded
 from headrace.serve.requests import Request, Response, json_response
 from headrace.serve.services import Services
 
-__all__ = ["health", "metrics", "rebuild", "status"]
+__all__ = [
+    "cancel_rebuild",
+    "health",
+    "metrics",
+    "ready",
+    "rebuild",
+    "rebuild_progress",
+    "status",
+]
 
 
 async def health(services: Services, request: Request, name: str) -> Response:
@@ -84,6 +93,7 @@ def _view(services: Services, report: ViewReport) -> dict[str, Any]:
         **_held_back(services, report),
         "freshness": _freshness(services, report),
         "counts": dataclasses.asdict(report.counts),
+        "rebuild": report.rebuild and dataclasses.asdict(report.rebuild),
     }
 
 
@@ -102,20 +112,57 @@ def status_document(engine: EngineStatus, views: Mapping[str, dict[str, Any]]) -
     }
 
 
+class _RebuildAsked(msgspec.Struct, forbid_unknown_fields=True):
+    hold: bool = False
+    swap: bool = False
+    from_oldest: bool = False
+
+
 async def rebuild(services: Services, request: Request, name: str) -> Response:
+    """Ask for a copy of the view, or for one that is held to take its place."""
+    asked = decoded(await request.body() or b"{}", _RebuildAsked)
+
     def ask() -> bytes:
-        known = {view.lower(): view for view in services.control.status().views}
-        view = known.get(name.lower(), name)
-        try:
-            services.control.rebuild(view)
-        except QueryError as error:
-            services.require_started()
-            if error.status != 400:
-                raise
-            raise RequestError(404, "view-unknown", error.message, hint=error.hint) from error
+        view = _defined_name(services, name)
+        if asked.swap:
+            services.control.swap(view)
+        else:
+            services.control.rebuild(view, hold=asked.hold, from_oldest=asked.from_oldest)
         return msgspec.json.encode({"view": view, "state": "rebuilding"})
 
     return json_response(await services.reads.run(ask), status=202)
+
+
+async def rebuild_progress(services: Services, request: Request, name: str) -> Response:
+    def read() -> bytes:
+        view = _defined_name(services, name)
+        found = services.control.rebuilt(view) or RebuildReport("none")
+        return msgspec.json.encode({"view": view, **dataclasses.asdict(found)})
+
+    return json_response(await services.reads.run(read))
+
+
+async def cancel_rebuild(services: Services, request: Request, name: str) -> Response:
+    def ask() -> bytes:
+        view = _defined_name(services, name)
+        services.control.cancel(view)
+        return msgspec.json.encode({"view": view, "state": "cancelling"})
+
+    return json_response(await services.reads.run(ask), status=202)
+
+
+def _defined_name(services: Services, name: str) -> str:
+    """The view's own spelling of its name. Raises RequestError."""
+    services.require_started()
+    known = {view.lower(): view for view in services.control.status().views}
+    if name.lower() not in known:
+        raise RequestError(
+            404,
+            "view-unknown",
+            f"there is no view {name[:100]!r}",
+            hint=f"views are {', '.join(sorted(known.values())) or 'none'}",
+        )
+    return known[name.lower()]
 
 
 async def metrics(services: Services, request: Request, name: str) -> Response:

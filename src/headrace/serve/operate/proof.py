@@ -15,6 +15,7 @@ from headrace.model.errors import RequestError
 from headrace.serve.parameters import decoded
 from headrace.serve.requests import Request, Response, json_response
 from headrace.serve.services import Services
+from headrace.store.contract import copy_name
 
 __all__ = ["snapshot"]
 
@@ -26,6 +27,7 @@ class _SnapshotAsked(msgspec.Struct, forbid_unknown_fields=True):
     folder: str
     filters: dict[str, str] = {}
     ticks: bool = False
+    copy: bool = False
 
 
 async def snapshot(services: Services, request: Request, name: str) -> Response:
@@ -34,8 +36,9 @@ async def snapshot(services: Services, request: Request, name: str) -> Response:
 
     def write() -> bytes:
         view = services.view_name(name)
+        own = copy_name(view) if asked.copy else view
         with services.reading(view):
-            found = services.store.snapshot(view, folder / _ROWS, asked.filters, asked.ticks)
+            found = services.store.snapshot(own, folder / _ROWS, asked.filters, asked.ticks)
         return msgspec.json.encode(found)
 
     return json_response(await services.queries.run(write))

@@ -33,7 +33,7 @@ class ReadableView(Protocol):
     that has these, then the keys that tell rows apart, named `hidden`."""
 
     @property
-    def number(self) -> int: ...
+    def numbers(self) -> tuple[int, ...]: ...
     @property
     def entry(self) -> CatalogEntry: ...
     @property
@@ -198,7 +198,7 @@ def _after(sorts: Sequence[tuple[str, bool]], values: Sequence[str | None]) -> s
 def _digest(
     view: ReadableView, filters: Sequence[tuple[str, str]], order: Sequence[tuple[str, bool]]
 ) -> str:
-    query = json.dumps([view.number, sorted(filters), order])
+    query = json.dumps([min(view.numbers), sorted(filters), order])
     return hashlib.sha256(query.encode()).hexdigest()[:16]
 
 

@@ -56,7 +56,7 @@ def write_snapshot(
         rows=rows,
         columns=tuple(name for name, _ in stored.columns),
         keys=len(stored.hidden),
-        start_offsets=dict(stored.start_offsets),
+        start_offsets=dict(stored.entry.start_offsets),
         next_offsets=offsets,
         watermark_microseconds=watermark,
         dead=tuple((partition, offset) for partition, offset in dead),

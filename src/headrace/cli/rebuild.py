@@ -18,6 +18,7 @@ __all__ = ["command", "follow", "rebuild_path"]
 
 LOOK_SECONDS = 0.2
 AWAY_LOOKS_MAX = 300  # so often the engine may be away in a row
+_ENDED = {"failed": "has failed", "cancelled": "was cancelled", "done": "is done already"}
 
 
 def command(
@@ -83,11 +84,17 @@ def follow(address: Address, view: str, until: Sequence[str]) -> dict[str, Any]:
             found = _progress(address, view)
             if found["state"] in until:
                 return found
-            if found["state"] not in ("building", "held"):
-                reason = found["detail"] or "the engine was started anew meanwhile"
+            if found["state"] == "none":
                 raise EngineError(
-                    f"view {view} was not rebuilt, it is {found['state']}: {reason}",
-                    hint="the view goes on as it was; headrace logs engine may say more",
+                    f"how the rebuild of view {view} ended is not known: the engine was started "
+                    "anew meanwhile",
+                    hint="give the command again to be sure",
+                )
+            if found["state"] not in ("building", "held"):
+                why = f": {found['detail']}" if found["detail"] else ""
+                raise EngineError(
+                    f"the rebuild of view {view} {_ENDED[found['state']]}{why}",
+                    hint="the view goes on as it was",
                 )
             detail = f" ({found['detail']})" if found["detail"] else ""
             bar.update(

@@ -97,13 +97,13 @@ class Rebuilds:
     def begin(self, view: View, asked: RebuildAsked) -> None:
         """Raises HeadraceError; then there is no copy."""
         stream, bound = self._bound(view, copy_name(view.name))
-        starts = self.starts(view.name, stream, asked)
+        starts = self._starts(view.name, stream, asked)
         self._store.create_view(bound, dict(enumerate(starts)))
         self._store.set_status(bound.name, HELD if asked.hold else LIVE)
         entry = self._store.copies()[view.name]
         self._add(view.name, stream, bound, entry, is_held=asked.hold)
 
-    def starts(self, view: str, stream: Stream, asked: RebuildAsked) -> Offsets:
+    def _starts(self, view: str, stream: Stream, asked: RebuildAsked) -> Offsets:
         """Where the copy is to begin: where its view does. Raises EngineError where the log no
         longer reaches that."""
         entry, oldest = self._store.catalog()[view], tuple(self._reader.oldest(stream.name))

@@ -141,7 +141,8 @@ def in_place_of(view: StoredView, copy: StoredView, tick: int, is_followed: bool
 
 def without_ticks(kind: Kind, delta: TableDelta, copies: Sequence[int]) -> TableDelta:
     """Rows of copies are no feed: their TICK is 0 until the copy takes its view's place."""
-    if not kind.feed_is_rows or delta.put is None or delta.table != kind.tables[0].name:
+    is_feed = kind.feed_is_rows and delta.table == kind.tables[0].name
+    if not copies or not is_feed or delta.put is None:
         return delta
     is_copy = pc.is_in(delta.put.column(VIEW), pa.array(copies, pa.int32()))
     ticks = pc.if_else(is_copy, pa.scalar(0, pa.int64()), delta.put.column(TICK))

@@ -68,10 +68,13 @@ def swap_until_killed(file: Path, backend: str, said: Connection) -> None:
         store.open_view(view)
     else:
         store.create_view(view, {0: 0})
-    if store.copies():  # what a kill left may be of an earlier round
-        store.open_view(copy)
-        store.drop_view(copy.name)
     generation = store.claim()
+    if store.copies():  # what a kill left goes on if it was filled, else it is dropped
+        store.open_view(copy)
+        if store.copies()["plain"].next_offsets == store.catalog()["plain"].next_offsets:
+            store.swap(tick_write(store, generation), "plain")
+        else:
+            store.drop_view(copy.name)
     rounds = store.catalog()["plain"].next_offsets[0] // KEYS
     said.send(rounds)
     keys = [f"user {i}" for i in range(KEYS)]

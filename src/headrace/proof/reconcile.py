@@ -98,7 +98,7 @@ def check_log(what: Subject) -> None:
         raise ProofError(
             f"view {what.plan.view} cannot be proven before {', '.join(lost)}: "
             "the log no longer holds what came before, and it was not archived",
-            hint=f"RETAIN … THEN ARCHIVE keeps it; headrace rebuild {what.plan.view} begins there",
+            hint="RETAIN … THEN ARCHIVE keeps it; headrace rebuild --from-oldest begins there",
         )
 
 

@@ -197,6 +197,24 @@ def test_a_stream_that_is_not_halted(headrace: Callable[..., Any], played: Playe
     assert "no view of stream payments is halted" in ended.err
 
 
+@pytest.mark.parametrize(
+    ("state", "detail", "said"),
+    [
+        ("failed", "too many events failed", "the rebuild of view income has failed: too many ev"),
+        ("cancelled", "", "the rebuild of view income was cancelled"),
+        ("none", "", "how the rebuild of view income ended is not known"),
+    ],
+)
+def test_a_rebuild_that_does_not_end_well_is_told(
+    headrace: Callable[..., Any], played: Played, state: str, detail: str, said: str
+) -> None:
+    found = {"view": "income", "state": state, "detail": detail, "events": 0, "events_total": 9}
+    played.answers["/v1/views/income/rebuild"] = (200, found)
+    ended = headrace("rebuild", "income", "--url", played.url)
+    assert (ended.code, said in ended.err) == (exits.FAILED, True), ended.err
+    assert headrace("rebuild", "income", "--no-wait", "--url", played.url).code == exits.DONE
+
+
 def test_status_says_why_views_are_halted_and_what_holds_them_back(
     headrace: Callable[..., Any], played: Played
 ) -> None:
@@ -217,10 +235,13 @@ def test_status_says_why_views_are_halted_and_what_holds_them_back(
         "engine": {"state": "live"},
         "views": {"income": view, "hourly": view, "sound": {**view, "state": "live", "detail": ""}},
     }
+    copy = {"state": "building", "events": 30, "events_total": 70}
+    status["views"]["sound"]["rebuild"] = copy
     played.answers["/v1/status"] = (200, status)
     shown = headrace("status", "--url", played.url)
     assert shown.code == exits.CHECK_FAILED
     assert "till-7" in shown.out
+    assert "its copy is building: 42 %" in shown.out
     assert f"payments is halted (income, hourly): {reason}\n" in shown.out
     assert "headrace resume payments --apply, --side or --drop" in shown.out
 

@@ -82,7 +82,7 @@ def _view_row(name: str, view: dict[str, Any]) -> tuple[Any, ...]:
         counts.get("applied"),
         counts.get("late"),
         counts.get("dead"),
-        view["detail"] or _rebuild_text(view["rebuild"]),
+        view["detail"] or _rebuild_text(view.get("rebuild")),
     )
 
 

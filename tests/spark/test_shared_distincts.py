@@ -75,4 +75,4 @@ def test_a_large_tick_counts_the_same(
     (row,) = rig.rows("counts")
     assert [row[name] for name in ("low", "high", "none", "every", "some")] == [6, 3, 0, 2, 2]
     (plan,) = set(made)
-    assert sum(len(single.elements) for _, single in plan._passes) == 3
+    assert sum(len(single.layouts) for _, single in plan._passes) == 3

@@ -50,9 +50,7 @@ def groupings_of(plan: ViewPlan, stream: Stream) -> tuple[Grouping, ...]:
     keys = [*((key.name, key.sql) for key in plan.keys), *pane_keys(plan)]
     late = late_keys(plan, stream)
     partials = (*window_partials(plan), *plan.partials)
-    is_single = isinstance(plan.window, (Sliding, EventGroup)) or (
-        plan.is_rows and plan.where is None  # with one, GROUP BY counts what it keeps out
-    )
+    is_single = plan.is_rows or isinstance(plan.window, (Sliding, EventGroup))
     if is_single:  # one row per event has room for the values that are to be distinct
         keys += [(distinct.name, distinct.input) for distinct in plan.distincts]
     main = Grouping(plan.view, None, plan.where, (*keys, *late), partials, is_single=is_single)

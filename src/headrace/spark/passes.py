@@ -1,28 +1,42 @@
-"""From groupings to the one pass of Spark SQL that computes all their partials.
+"""From groupings to the passes of Spark SQL that compute their partials.
 
-Each event becomes one struct per grouping it feeds; one GROUP BY over tag and keys then gives every
-view's partials at once. Columns of equal type share a slot, so the pass is as wide as the widest
-view, not as all of them together. Where a view's WHERE fails, the struct has a tag of its own and
-nothing else: so Spark counts what a view filtered, as it counts what the view takes. Views whose
-state is one row per event have a pass of their own, without the GROUP BY.
+Narrow groupings share a pass: each event becomes one struct per grouping it feeds, and one GROUP BY
+over tag and keys gives the partials of all. Columns of equal type share a slot. A wide grouping has
+a pass of its own, without structs, and so has one whose state is a row per event, without the GROUP
+BY; they read the columns that they mention. Where a view's WHERE fails, the row has a tag of its
+own and nothing else: so Spark counts what a view filtered, as it counts what the view takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.model.plan import ROWS
 from headrace.model.types import DataType
-from headrace.spark.aggregations import Grouping
+from headrace.spark.aggregations import Grouping, is_hashable
 from headrace.spark.slots import Slots
 
-__all__ = ["FILTERED", "Pass", "aggregate_sql", "build_pass", "single_sql"]
+__all__ = [
+    "FILTERED",
+    "SHARED_SLOTS_MAX",
+    "Pass",
+    "aggregate_sql",
+    "build_pass",
+    "in_passes",
+    "single_sql",
+]
 
 FILTERED = "_filtered"  # in the place of a distinct's name: the table that counts filtered events
+SHARED_SLOTS_MAX = 8  # of a pass of several groupings: the structs of wider ones cost too much
+_TAKEN = "_taken"  # BOOLEAN, whether an event meets the WHERE
+
+_Slot = tuple[str, str]  # key or input, and the type
 
 
 @dataclass(frozen=True)
@@ -50,19 +64,14 @@ def _filtered_tag(tag: int) -> int:
 class Pass:
     """The SQL of one pass and how to take its result apart."""
 
-    elements: tuple[str, ...]
+    tagged: Callable[[str], str]  # the SQL of the tagged rows, of the relation with this name
     by: str
     chosen: str
     layouts: tuple[_Layout, ...]
 
     def sql(self, from_name: str) -> str:
-        if len(self.elements) == 1:
-            tagged = f"SELECT {self.elements[0]} AS tagged FROM {from_name}"
-            inner = f"SELECT tagged.* FROM ({tagged})"
-        else:
-            inner = f"SELECT inline(array({', '.join(self.elements)})) FROM {from_name}"
         by = f" GROUP BY {self.by}" if self.by else ""
-        return f"SELECT {self.chosen} FROM ({inner}) WHERE tag IS NOT NULL{by}"
+        return f"SELECT {self.chosen} FROM ({self.tagged(from_name)}) WHERE tag IS NOT NULL{by}"
 
     def split(self, result: pa.Table) -> dict[tuple[str, str | None], pa.Table]:
         """The partial table of each (view, distinct), groupings without rows left out; and for
@@ -83,9 +92,32 @@ class Pass:
         return tables
 
 
+def in_passes(groupings: Sequence[Grouping], types: Mapping[str, DataType]) -> list[list[Grouping]]:
+    """The groupings of each pass. `types` gives the Spark type of every expression that they
+    mention, by its text."""
+    passes: list[tuple[bool, Counter[_Slot], list[Grouping]]] = []
+    for grouping in groupings:
+        is_hashed, own = is_hashable(grouping, types), _width(grouping, types)
+        for place, (other, width, members) in enumerate(passes):
+            joint = width | own
+            is_like = other == is_hashed and not (grouping.is_single or members[0].is_single)
+            if is_like and joint.total() <= SHARED_SLOTS_MAX:
+                passes[place] = (other, joint, [*members, grouping])
+                break
+        else:
+            passes.append((is_hashed, own, [grouping]))
+    return [members for *_, members in passes]
+
+
+def _width(grouping: Grouping, types: Mapping[str, DataType]) -> Counter[_Slot]:
+    """How many slots of each kind and type the grouping takes."""
+    inputs = {text for p in grouping.partials for text in (p.input, *p.order)}
+    keys = [("key", types[text].name) for _, text in grouping.keys]
+    return Counter([*keys, *(("input", types[text].name) for text in inputs)])
+
+
 def build_pass(groupings: Sequence[Grouping], types: Mapping[str, DataType]) -> Pass:
-    """`types` gives the Spark type of every expression the groupings mention, by its text. Either
-    all groupings are single ones or none is."""
+    """Of groupings that `in_passes` put together."""
     is_single = groupings[0].is_single
     function_sql = single_sql if is_single else aggregate_sql
     slots = Slots("s")
@@ -114,23 +146,52 @@ def build_pass(groupings: Sequence[Grouping], types: Mapping[str, DataType]) -> 
             rows = "1L" if is_single else "count(1)"
             columns.append((ROWS, aggregates.setdefault(rows, f"a{len(aggregates)}")))
         taken: dict[str, str] = {}
-        for partial in grouping.partials:
-            texts = (partial.input, *partial.order)
+        for asked in grouping.partials:
+            texts = (asked.input, *asked.order)
             arguments = []
             for text in texts:
                 if text not in taken:
                     taken[text] = slot("input", text)
                 arguments.append(taken[text])
-            sql = function_sql(partial.function, arguments)
-            columns.append((partial.name, aggregates.setdefault(sql, f"a{len(aggregates)}")))
+            sql = function_sql(asked.function, arguments)
+            columns.append((asked.name, aggregates.setdefault(sql, f"a{len(aggregates)}")))
         structs.append((grouping, filled))
         layouts.append(_Layout(tag, grouping, tuple(columns)))
+    tagged: Callable[[str], str] = (
+        partial(_rows_sql, *structs[0], inputs)
+        if len(structs) == 1
+        else partial(_structs_sql, structs, inputs)
+    )
+    by = ", ".join(["tag", *key_slots])
+    chosen = ", ".join([by, *(f"{sql} AS {name}" for sql, name in aggregates.items())])
+    return Pass(tagged, "" if is_single else by, chosen, tuple(layouts))
+
+
+def _rows_sql(
+    grouping: Grouping, filled: Mapping[str, str], inputs: Mapping[str, str], from_name: str
+) -> str:
+    """Of a grouping alone. Spark computes a WHERE once for all the columns that ask for it."""
+    tag, columns, where = "0", dict(filled), grouping.where
+    if where is not None and grouping.distinct is None:
+        from_name = f"(SELECT *, coalesce(({where}), false) AS {_TAKEN} FROM {from_name})"
+        tag, where = f"IF({_TAKEN}, 0, {_filtered_tag(0)})", None
+        columns = {
+            name: f"IF({_TAKEN}, {sql}, CAST(NULL AS {inputs[name]}))"
+            for name, sql in filled.items()
+        }
+    chosen = ", ".join([f"{tag} AS tag", *(f"{sql} AS {name}" for name, sql in columns.items())])
+    return f"SELECT {chosen} FROM {from_name}" + (f" WHERE {where}" if where else "")
+
+
+def _structs_sql(
+    structs: Sequence[tuple[Grouping, Mapping[str, str]]],
+    inputs: Mapping[str, str],
+    from_name: str,
+) -> str:
     elements = [
         _struct_sql(tag, grouping, filled, inputs) for tag, (grouping, filled) in enumerate(structs)
     ]
-    by = ", ".join(["tag", *key_slots])
-    chosen = ", ".join([by, *(f"{sql} AS {name}" for sql, name in aggregates.items())])
-    return Pass(tuple(elements), "" if is_single else by, chosen, tuple(layouts))
+    return f"SELECT inline(array({', '.join(elements)})) FROM {from_name}"
 
 
 def _struct_sql(

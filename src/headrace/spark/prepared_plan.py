@@ -1,4 +1,4 @@
-"""A prepared plan: one pass over one stream for a set of views, built once and run every tick.
+"""A prepared plan: the passes over one stream for a set of views, built once and run every tick.
 
 A tick runs it as it is, in one lane or in several side by side; each lane is a plan of its own on
 one task, so it holds no exchange. Where a shuffle is asked for, the same SQL is planned afresh with
@@ -23,7 +23,6 @@ from headrace.model.plan import ViewPlan
 from headrace.spark.aggregations import (
     Grouping,
     groupings_of,
-    is_hashable,
     needed_columns,
     with_beyond,
 )
@@ -32,7 +31,7 @@ from headrace.spark.binding import expression_types
 from headrace.spark.data_failures import check_texts
 from headrace.spark.decimal_sums import narrow
 from headrace.spark.leaf import RANGES_PROPERTY, Source, encode_ranges
-from headrace.spark.passes import build_pass
+from headrace.spark.passes import build_pass, in_passes
 from headrace.spark.shared_distincts import share_distincts
 
 if TYPE_CHECKING:
@@ -90,14 +89,9 @@ class PreparedPlan:
         self._narrowed = {(n.grouping.view, n.grouping.distinct): n for n in narrowed}
         every = [n.grouping for n in narrowed]
         types = expression_types(analysis, stream, every)
-        groupings = [g for g in every if not g.is_single]
-        hashable = [g for g in groupings if is_hashable(g, types)]
-        sorted_ = [g for g in groupings if g not in hashable]
-        single = [g for g in every if g.is_single]
         self._passes = [
             (Source(log.address, stream, _columns(stream, some)), build_pass(some, types))
-            for some in (hashable, sorted_, single)
-            if some
+            for some in in_passes(every, types)
         ]
         self._frames: dict[tuple[int, int], DataFrame] = {}  # by lane and pass, made when first run
         self._lanes = lanes

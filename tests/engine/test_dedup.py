@@ -258,7 +258,7 @@ def _check_record(judged: Judged, expected: Sequence[Sequence[int]], data: st.Da
         behind = judged.judge([judged.reader.cut(judged.stream.name, partition, start, stop)])
         wanted = [offset for offset in offsets if start <= offset < stop]
         assert behind.excluded.get(partition, np.zeros(0)).tolist() == wanted
-        assert behind.seen is None
+        assert behind.dedup_keys is None
 
 
 def _check_kept(judged: Judged, log: list[list[Event]]) -> None:

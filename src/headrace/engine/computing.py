@@ -125,7 +125,7 @@ class Computer:
         self._store = store
         self._settings = settings
         self._lanes = settings.engine.cores_used
-        self._pool = ThreadPoolExecutor(max(2, 2 * self._lanes), "headrace-lane")
+        self._pool = ThreadPoolExecutor(max(2, self._lanes), "headrace-lane")
         self._plans: dict[tuple[str, ...], PreparedPlan] = {}
         self._reader = reader
         event_query = EventQuery(spark, reader.address)

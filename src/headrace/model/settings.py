@@ -59,7 +59,7 @@ class LogSettings:
 @dataclass(frozen=True)
 class EngineSettings:
     cores: int = 0  # 0: all of the machine's
-    java_heap_mebibytes: int = 2_048
+    java_heap_mebibytes: int = 1_280
     tick_rows_max: int = 400_000
     tick_bytes_max: int = 128 * MEBIBYTE
     pace_milliseconds: int = 1_000

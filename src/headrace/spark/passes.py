@@ -79,7 +79,8 @@ class Pass:
         tables: dict[tuple[str, str | None], pa.Table] = {}
         tags = result.column("tag")
         for layout in self.layouts:
-            mine = result.filter(pc.equal(tags, layout.tag))
+            is_whole = len(self.layouts) == 1 and not layout.counts_filtered
+            mine = result if is_whole else result.filter(pc.equal(tags, layout.tag))
             if layout.counts_filtered:
                 filtered = result.filter(pc.equal(tags, _filtered_tag(layout.tag)))
                 rows = filtered.column(layout.rows_column)

@@ -279,7 +279,7 @@ def test_a_query_shows_what_the_client_has_written(
 def test_waiting_is_bounded_and_goes_on_over_a_cut(
     shop: Any, cable: Cable, client: Client, beside: Any, until: Any
 ) -> None:
-    with Client(cable.url, request_seconds_max=0.5) as hasty:
+    with Client(cable.url, request_seconds_max=2.0) as hasty:
         _know_secret(hasty, shop)
         _written(hasty, shop, 2)
         with pytest.raises(RefusedError, match="has not taken in") as caught:

@@ -37,6 +37,7 @@ __all__ = ["Server", "start_server"]
 
 START_SECONDS_MAX = 10.0
 STOP_SECONDS_MAX = 10.0
+QUERY_GRACE_SECONDS = 1.0  # in which reads that are under way may end by themselves
 CONNECTIONS_BESIDE_MAX = 512  # of subscribers and of queries that wait
 
 
@@ -109,8 +110,8 @@ class Server:
             self._loop.call_soon_threadsafe(self._hub.expire, view)
 
     def stop(self) -> None:
-        """Ends subscriptions and queries, lets other requests under way end, closes the port. Can
-        be called again. Raises EngineError if the thread does not end within STOP_SECONDS_MAX."""
+        """Ends subscriptions, lets requests under way end, interrupts queries that do not end soon,
+        closes the port. Can be called again. Raises EngineError if the thread does not end within STOP_SECONDS_MAX."""
         self._remove_address()
         loop, stopping = self._loop, self._stopping
         if loop is not None and stopping is not None and self._thread.is_alive():
@@ -118,6 +119,7 @@ class Server:
                 loop.call_soon_threadsafe(stopping.set)
         if self._thread.ident is not None:
             deadline = time.monotonic() + STOP_SECONDS_MAX
+            self._thread.join(QUERY_GRACE_SECONDS)
             while self._thread.is_alive() and time.monotonic() < deadline:
                 self._store.interrupt_queries("the engine is stopping")
                 self._thread.join(0.1)

@@ -111,7 +111,8 @@ class Server:
 
     def stop(self) -> None:
         """Ends subscriptions, lets requests under way end, interrupts queries that do not end soon,
-        closes the port. Can be called again. Raises EngineError if the thread does not end within STOP_SECONDS_MAX."""
+        closes the port. Can be called again. Raises EngineError if the thread does not end within
+        STOP_SECONDS_MAX."""
         self._remove_address()
         loop, stopping = self._loop, self._stopping
         if loop is not None and stopping is not None and self._thread.is_alive():

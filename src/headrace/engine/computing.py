@@ -392,7 +392,7 @@ class Computer:
         )
         late: dict[int, list[tuple[int, int]]] = {}
         for partition, offset in places:
-            late.setdefault(partition, []).append((offset, Lateness.REJECTED_WINDOWS))
+            late.setdefault(partition, []).append((offset, Lateness.BEYOND_HORIZON))
         group = ViewGroup(view.stream, (view,), view.next_offsets, view.next_offsets, 0, False)
         known = self._known_annotations(view.stream, ranges, Verdict())
         annotations = merged(known, annotations_of(lateness_column(view.name), late))

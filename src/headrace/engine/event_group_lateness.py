@@ -176,7 +176,7 @@ def _lateness_of(span: GroupSpan | None, watermark: int, stream: Stream) -> Late
         return Lateness.IN_TIME
     horizon = stream.late_horizon_microseconds
     is_beyond = horizon is not None and span.passed_from <= watermark - horizon
-    return Lateness.REJECTED_WINDOWS if is_beyond else Lateness.LATE
+    return Lateness.BEYOND_HORIZON if is_beyond else Lateness.LATE
 
 
 def _is_applied(event: _Event, lateness: Lateness, stream: Stream, decided: Decided) -> bool:

@@ -204,7 +204,7 @@ def _lateness_of(event: _Event, sessions: KeySessions, stream: Stream) -> Latene
         return Lateness.IN_TIME
     horizon = stream.late_horizon_microseconds
     is_beyond = horizon is not None and end <= event.watermark - horizon
-    return Lateness.REJECTED_WINDOWS if is_beyond else Lateness.LATE
+    return Lateness.BEYOND_HORIZON if is_beyond else Lateness.LATE
 
 
 def _is_applied(event: _Event, lateness: Lateness, stream: Stream) -> bool:

@@ -65,7 +65,7 @@ class Lateness(IntEnum):
 
     IN_TIME = 0
     LATE = 1
-    REJECTED_WINDOWS = 2  # late, and by more than the stream's horizon
+    BEYOND_HORIZON = 2  # late, and by more than the stream's horizon
 
 
 def pane_keys(plan: ViewPlan) -> list[tuple[str, str]]:
@@ -106,7 +106,7 @@ def late_keys(plan: ViewPlan, stream: Stream) -> list[tuple[str, str]]:
         )
         keys.append((REJECTED_WINDOWS, f"CAST(IF({late} = 0, 0, {decided}) AS INT)"))
     elif stream.late_horizon_microseconds is not None:
-        keys.append((REJECTED_WINDOWS, _late(plan, _lowered(stream), Lateness.REJECTED_WINDOWS)))
+        keys.append((REJECTED_WINDOWS, _late(plan, _lowered(stream), Lateness.BEYOND_HORIZON)))
     return keys
 
 
@@ -120,7 +120,7 @@ def resolved_lateness(
         applied = pc.if_else(pc.equal(decided, int(Decision.APPLY)), pa.scalar(0, pa.int32()), late)
         found = pc.if_else(pc.equal(late, 0), pa.scalar(0, pa.int32()), applied)
     elif stream.late_horizon_microseconds is not None:
-        found = pc.greater_equal(lateness, int(Lateness.REJECTED_WINDOWS)).cast(pa.int32())
+        found = pc.greater_equal(lateness, int(Lateness.BEYOND_HORIZON)).cast(pa.int32())
     else:
         found = late if sets_aside(stream) else pc.multiply(late, 0)
     return late, pc.coalesce(beyond, found)

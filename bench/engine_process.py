@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,11 +25,10 @@ from bench.preload import Preloader, groups
 from bench.shop import VIEWS
 from headrace.compile import load_project
 from headrace.engine.control import EngineControl
-from headrace.engine.loop import Engine
+from headrace.engine.loop import Engine, NoSubscribers
 from headrace.log.embedded.backend import open_reader
 from headrace.model.settings import load_settings
 from headrace.spark.session import start_spark, stop_spark
-from headrace.store.contract import ViewChange
 from headrace.store.opening import open_store
 
 if TYPE_CHECKING:
@@ -38,28 +37,6 @@ if TYPE_CHECKING:
 __all__ = ["TICKS"]
 
 TICKS = Workload(seed=4, rate=10_000)
-
-
-class _Nobody:
-    """No subscriber: changes are stored, and passed on to nobody."""
-
-    def watched(self) -> frozenset[str]:
-        return frozenset()
-
-    def publish(
-        self,
-        changes: Sequence[ViewChange],
-        *,
-        tick: int | None = None,
-        committed_at_microseconds: int | None = None,
-    ) -> None:
-        return None
-
-    def moved(self) -> None:
-        return None
-
-    def expire(self, view: str) -> None:
-        return None
 
 
 def _drain(spark: SparkSession, project: Path) -> None:
@@ -94,7 +71,7 @@ def _opened(spark: SparkSession, project: Path) -> Iterator[Engine]:
         closing(open_reader(settings.log_directory, definitions.streams)) as reader,
     ):
         control = EngineControl(reader, store)
-        engine = Engine(settings, definitions, spark, reader, store, control, _Nobody())
+        engine = Engine(settings, definitions, spark, reader, store, control, NoSubscribers())
         with closing(engine):
             engine.open()
             yield engine

@@ -24,7 +24,7 @@ from headrace.store.contract import INCIDENT, Store, StoredDecision, ViewChange,
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Engine", "Publisher"]
+__all__ = ["Engine", "NoSubscribers", "Publisher"]
 
 log = logging.getLogger("headrace.engine")
 
@@ -59,6 +59,25 @@ class Publisher(Protocol):
     def expire(self, view: str) -> None:
         """The view was rebuilt, and its earlier changes do not lead to its rows: its subscribers
         must read it again."""
+
+
+class NoSubscribers:
+    """A Publisher for engines whose changes nobody follows: they are read from the store."""
+
+    def watched(self) -> frozenset[str]:
+        return frozenset()
+
+    def publish(
+        self,
+        changes: Sequence[ViewChange],
+        *,
+        tick: int | None = None,
+        committed_at_microseconds: int | None = None,
+    ) -> None: ...
+
+    def moved(self) -> None: ...
+
+    def expire(self, view: str) -> None: ...
 
 
 class Engine:

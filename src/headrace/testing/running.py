@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 
 from headrace.engine.control import EngineControl
-from headrace.engine.loop import Engine
+from headrace.engine.loop import Engine, NoSubscribers
 from headrace.log.opening import open_writer
 from headrace.model.definitions import Project
 from headrace.model.errors import EngineError
@@ -28,25 +28,6 @@ __all__ = ["Running"]
 TICKS_MAX = 100_000  # that one look at a view waits for
 PAGE_ROWS = 10_000
 CHANGES_TICKS = 1_000  # that one step reads
-
-
-class _NoSubscribers:
-    """Changes are read from the store."""
-
-    def watched(self) -> frozenset[str]:
-        return frozenset()
-
-    def publish(
-        self,
-        changes: Sequence[ViewChange],
-        *,
-        tick: int | None = None,
-        committed_at_microseconds: int | None = None,
-    ) -> None: ...
-
-    def moved(self) -> None: ...
-
-    def expire(self, view: str) -> None: ...
 
 
 class Running:
@@ -76,7 +57,7 @@ class Running:
                 self.reader,
                 self.store,
                 self.control,
-                _NoSubscribers(),
+                NoSubscribers(),
                 plan.planning,
             )
             opened.callback(self._engine.close)

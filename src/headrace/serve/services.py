@@ -16,12 +16,18 @@ from headrace.serve.query.covers import Coverage
 from headrace.serve.query.progress import Progress, ProgressReader
 from headrace.store.contract import LATE_SUFFIX, Store
 
-__all__ = ["Services"]
+__all__ = ["Services", "own_spelling"]
 
 READS_AT_ONCE_MAX = 4
 READS_WAITING_MAX = 256
 
 _WORD = re.compile(r"\w+")
+
+
+def own_spelling(names: Iterable[str], name: str) -> str | None:
+    """The one of these names that is this one, case aside."""
+    wanted = name.lower()
+    return next((own for own in names if own.lower() == wanted), None)
 
 
 class Services:
@@ -57,8 +63,7 @@ class Services:
         being rebuilt."""
         stored = self.store.catalog()
         catalog = {view: e for view, e in stored.items() if e.status.state != "removed"}
-        known = {view.lower(): view for view in catalog}
-        own = known.get(name.lower())
+        own = own_spelling(catalog, name)
         if own is None and self._is_defined(name):
             raise self._absent(name)
         if own is None:
@@ -92,13 +97,13 @@ class Services:
             )
 
     def _is_defined(self, name: str) -> bool:
-        return name.lower() in {view.lower() for view in self.control.status().views}
+        return own_spelling(self.control.status().views, name) is not None
 
     def _absent(self, name: str) -> RequestError | QueryError:
         """About a view that is defined, but that the store does not have: it is being rebuilt, or
         could not be opened."""
         reports = self.control.status().views
-        own = next((view for view in reports if view.lower() == name.lower()), name)
+        own = own_spelling(reports, name) or name
         status = self.control.standstill(own)
         return _rebuilding(own) if status is None else _closed(own, status.detail)
 

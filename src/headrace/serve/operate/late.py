@@ -14,7 +14,7 @@ from headrace.model.errors import QueryError, RequestError
 from headrace.model.moments import moment_text
 from headrace.serve.parameters import decoded, limit_alone
 from headrace.serve.requests import Request, Response, json_response
-from headrace.serve.services import Services
+from headrace.serve.services import Services, own_spelling
 from headrace.store.late_counts import LateCounts
 
 __all__ = ["apply_late", "list_late", "resume"]
@@ -86,20 +86,19 @@ def _refused(unknown: str) -> Iterator[None]:
 def _stream_name(services: Services, name: str) -> str:
     """The stream's own spelling of its name."""
     names = {*services.store.streams(), *services.control.status().streams}
-    known = {stream.lower(): stream for stream in names}
-    if name.lower() not in known:
+    own = own_spelling(names, name)
+    if own is None:
         raise RequestError(
             404,
             "unknown-stream",
             f"there is no stream {name[:100]!r} with views",
             hint=f"streams with views are {', '.join(sorted(names)) or 'none'}",
         )
-    return known[name.lower()]
+    return own
 
 
 def _view_name(services: Services, name: str) -> str:
-    known = {view.lower(): view for view in services.control.status().views}
-    return known.get(name.lower(), name)
+    return own_spelling(services.control.status().views, name) or name
 
 
 def _document(stream: str, late: LateCounts) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from headrace.serve.operate.control import EngineStatus, RebuildReport, ViewRepo
 from headrace.serve.operate.ledger import ledger_figures
 from headrace.serve.parameters import decoded
 from headrace.serve.requests import Request, Response, json_response
-from headrace.serve.services import Services
+from headrace.serve.services import Services, own_spelling
 
 __all__ = [
     "cancel_rebuild",
@@ -154,15 +154,16 @@ async def cancel_rebuild(services: Services, request: Request, name: str) -> Res
 def _defined_name(services: Services, name: str) -> str:
     """The view's own spelling of its name. Raises RequestError."""
     services.require_started()
-    known = {view.lower(): view for view in services.control.status().views}
-    if name.lower() not in known:
+    views = services.control.status().views
+    own = own_spelling(views, name)
+    if own is None:
         raise RequestError(
             404,
             "view-unknown",
             f"there is no view {name[:100]!r}",
-            hint=f"views are {', '.join(sorted(known.values())) or 'none'}",
+            hint=f"views are {', '.join(sorted(views)) or 'none'}",
         )
-    return known[name.lower()]
+    return own
 
 
 async def metrics(services: Services, request: Request, name: str) -> Response:

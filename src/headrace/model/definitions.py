@@ -1,4 +1,4 @@
-"""What a project is: streams and views, as plain values.
+"""What a project is: streams, tables and views, as plain values.
 
 SQL files and Python definitions give equal objects: locations do not count in comparisons, and
 every expression is canonical Spark SQL text (as `compile` prints it).
@@ -13,9 +13,12 @@ from headrace.model.errors import Location
 from headrace.model.types import DataType
 
 __all__ = [
+    "OPERATION",
+    "Changelog",
     "Clocks",
     "Column",
     "Deduplication",
+    "History",
     "LatePolicy",
     "Numbering",
     "Output",
@@ -23,12 +26,14 @@ __all__ = [
     "Retention",
     "RetentionAction",
     "Stream",
+    "Table",
     "View",
 ]
 
 PARTITIONS_MAX = 256
 COLUMNS_MAX = 500
 DAY = 86_400_000_000  # microseconds
+OPERATION = "_op"  # STRING, the last column of a changelog: `upsert` (also NULL) or `delete`
 
 
 @dataclass(frozen=True)
@@ -81,16 +86,28 @@ class Numbering:
 class RetentionAction(Enum):
     DELETE = "delete"
     ARCHIVE = "archive"
+    COMPACT = "compact"
 
 
 @dataclass(frozen=True)
 class Retention:
     """Segments older than `age_microseconds`, or beyond `bytes_max` per stream, leave the log:
-    deleted, or written as Parquet first. None means no limit of that kind."""
+    deleted, or written as Parquet first. None means no limit of that kind. COMPACT is for
+    changelogs: rows that their table no longer needs go, all others stay for ever."""
 
     age_microseconds: int | None = None
     bytes_max: int | None = None
     action: RetentionAction = RetentionAction.DELETE
+
+
+@dataclass(frozen=True)
+class Changelog:
+    """What makes a stream the log of a table's changes, one row per change, in the order in which
+    they apply. Its columns are the table's, then OPERATION. A delete says the `key` and nothing
+    else; an upsert has a value in every column of `required`, the table's NOT NULL ones."""
+
+    key: tuple[str, ...]
+    required: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -119,6 +136,7 @@ class Stream:
     partition_by: tuple[str, ...] = ()
     partitions: int = 1
     retention: Retention = Retention()
+    changelog: Changelog | None = None
     location: Location | None = field(default=None, compare=False)
 
     def column(self, name: str) -> Column | None:
@@ -139,6 +157,32 @@ class Output:
 
 
 @dataclass(frozen=True)
+class History:
+    """Every change is a version, also one that is superseded, valid from the time in `valid_from`,
+    a TIMESTAMP column of the source (None: from when it was received). An event whose event time
+    lies more than `for_microseconds` before the time it was received finds none (None: no bound).
+    """
+
+    valid_from: str | None = None
+    for_microseconds: int | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """What makes a view a table: of the rows of its source, which are changes, the newest of each
+    `key` counts. `key` names columns of the table; `sequence` a column of the source: a change
+    whose value there is not above that of the key's newest change is superseded. Rows that meet
+    `delete_when`, a condition over the source's columns, delete. A delete supersedes what is
+    received up to `tombstones_microseconds` after it."""
+
+    key: tuple[str, ...]
+    sequence: str | None = None
+    delete_when: str | None = None
+    tombstones_microseconds: int = 7 * DAY
+    history: History | None = None
+
+
+@dataclass(frozen=True)
 class View:
     """A query kept up to date. `source` is the stream it reads, `keys` are the GROUP BY
     expressions (the window among them); no keys and no aggregate means one row per event, which
@@ -151,12 +195,16 @@ class View:
     keys: tuple[str, ...] = ()
     having: str | None = None
     emits_on_close: bool = False
+    table: Table | None = None
     location: Location | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
 class Project:
-    """All definitions, each kind ordered by name. Names are unique over both kinds together."""
+    """All definitions, each kind ordered by name. Names are unique over both kinds together.
+
+    A table is a view with `table`. One that changes are posted to reads a stream of its own name,
+    with a changelog; these two are the only ones that share a name."""
 
     name: str
     streams: tuple[Stream, ...] = ()
@@ -166,4 +214,5 @@ class Project:
         return next((s for s in self.streams if s.name.lower() == name.lower()), None)
 
     def view(self, name: str) -> View | None:
+        """A view or a table."""
         return next((v for v in self.views if v.name.lower() == name.lower()), None)

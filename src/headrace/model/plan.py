@@ -39,6 +39,7 @@ __all__ = [
     "SessionWindow",
     "Sliding",
     "SlidingColumn",
+    "TablePlan",
     "ViewPlan",
     "Window",
 ]
@@ -184,6 +185,29 @@ class Sliding:
 
 
 @dataclass(frozen=True)
+class TablePlan:
+    """Of a table. Its source's rows are changes, each a row of partials; all names are those of
+    keys of the plan. `key` tells the table's rows apart. A change that `deletes` (BOOLEAN, never
+    NULL; None: no change does) leaves no row. `sequence` None means that the changes of a key are
+    all in one partition and apply in the order of their offsets. `position` (BIGINT) is the
+    change's place in the one order of the log, `received` (TIMESTAMP) when it came. A delete counts
+    against what is received up to `tombstones_microseconds` after it.
+
+    With `keeps_history` every change is a version, valid from `valid_from` (TIMESTAMP), kept for
+    `history_microseconds` (None: for ever)."""
+
+    key: tuple[str, ...]
+    deletes: str | None
+    sequence: str | None
+    position: str
+    received: str
+    tombstones_microseconds: int
+    keeps_history: bool = False
+    valid_from: str | None = None
+    history_microseconds: int | None = None
+
+
+@dataclass(frozen=True)
 class ViewPlan:
     """`keys` exclude the window. `where` already holds what the window needs (event time not
     NULL). `finals` and `having` are written in Spark SQL over state columns, window_start and
@@ -191,7 +215,8 @@ class ViewPlan:
     something else. `sql` is the whole query in plain Spark SQL: the oracle's text.
     `is_global` means no GROUP BY: the view has exactly one row, also with no event. `is_rows` means
     neither GROUP BY nor aggregates: each event is a row, which never changes; the first two keys
-    are its partition and offset, and every final is a key."""
+    are its partition and offset, and every final is a key. With `table` the rows are changes of a
+    table, and the finals its columns."""
 
     view: str
     stream: str
@@ -207,6 +232,7 @@ class ViewPlan:
     sql: str
     emits_on_close: bool = False
     is_rows: bool = False
+    table: TablePlan | None = None
 
 
 @dataclass(frozen=True)

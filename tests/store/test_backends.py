@@ -287,6 +287,35 @@ def test_two_rows_of_one_key_are_refused_and_nothing_happened(
     assert len(stored(sold, SALES)) == 4
 
 
+@pytest.mark.parametrize(
+    ("left_out", "put"),
+    [
+        ([(1, "anna")], [(1, "anna", 11), (1, None, 21)]),
+        ([], [(1, "anna", 11), (1, "anna", 12)]),
+        ([], [(1, None, 21), (1, None, 22)]),
+        ([], [(7, "new", 1), (7, "new", 2)]),
+        ([], [(1, "anna", 11), (2, "anna", 31)]),
+    ],
+)
+def test_a_merge_that_makes_two_rows_of_a_key_it_has_fetched_is_refused(
+    sold: Backend, left_out: list[tuple[int, str]], put: list[tuple[Any, ...]]
+) -> None:
+    """A fetched row is left where it is, a row comes twice, or one comes that was not asked for."""
+    before = stored(sold, SALES)
+
+    def merged(left_out: list[tuple[int, str]], put: list[tuple[Any, ...]]) -> None:
+        wanted = asked((1, "anna"), (1, None), (7, "new"))
+        found = fetched(sold, Fetch("sales", SALES.key, wanted)).to_pylist()
+        gone = [row[ROW] for row in found if (row["_view"], row["user"]) not in left_out]
+        commit(sold, TableDelta("sales", pa.table({ROW: gone}), rows(SALES, *put)))
+
+    with pytest.raises(StoreError, match="sales would have two rows"):
+        merged(left_out, put)
+    assert stored(sold, SALES) == before
+    merged([], [(1, "anna", 11), (1, None, 21)])
+    assert stored(sold, SALES) == [(1, "anna", 11), (1, None, 21), (2, "anna", 30)]
+
+
 def test_rows_that_do_not_fit_their_table_are_refused(sold: Backend) -> None:
     before = stored(sold, SALES)
     wrong = pa.table({"_view": [1], "user": ["bert"], "total": ["much"]})

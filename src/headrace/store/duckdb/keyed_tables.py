@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import duckdb
 import pyarrow as pa
 
-from headrace.kinds.calculator import Calculator, quoted
+from headrace.kinds.calculator import quoted
 from headrace.model.errors import FencedError, MemoryShortError, StoreError, StoreLockedError
 from headrace.model.plan import BoundColumn
 from headrace.model.settings import StoreSettings
@@ -82,8 +82,6 @@ class DuckBackend:
             self._are_rows_valid = False
             self._is_closed = False
             self._computing = self._connection.cursor()
-            self._proving = self._connection.cursor()
-            self._calculator = Calculator(self._proving)
             self._make_books()
             self._load()
             self._snapshots = self._connection.cursor()
@@ -146,7 +144,7 @@ class DuckBackend:
         hashes: frozenset[str] = frozenset(),
         indexed: frozenset[str] = frozenset(),
     ) -> StoredTable:
-        return StoredTable(self._connection, self._calculator, definition, hashes, indexed)
+        return StoredTable(self._connection, definition, hashes, indexed)
 
     def _drop_hashes(self) -> None:
         """Stored hashes are good only for a DuckDB that has the same hash()."""
@@ -372,7 +370,7 @@ class DuckBackend:
             if self._is_closed:
                 return
             self._is_closed = True
-            for cursor in (self._computing, self._proving, self._snapshots, self._connection):
+            for cursor in (self._computing, self._snapshots, self._connection):
                 cursor.close()
         with _open_files_lock:
             _open_files.discard(self._file)

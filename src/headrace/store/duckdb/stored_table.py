@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.kinds.calculator import (
-    Calculator,
     Slot,
     arrow_table,
     conformed,
@@ -31,7 +30,7 @@ from headrace.model.errors import StoreError
 from headrace.model.plan import BoundColumn
 from headrace.model.tables import HIGH, LOW, ROW, Fetch, TableDefinition, TableDelta
 from headrace.store.backend import SCHEMA
-from headrace.store.duckdb.key_proof import KeyProof
+from headrace.store.duckdb.key_proof import are_keys_free
 
 __all__ = ["HASH_PREFIX", "HASH_ROWS_MIN", "INDEX_ROWS_MIN", "StoredTable"]
 
@@ -55,14 +54,11 @@ class StoredTable:
     def __init__(
         self,
         connection: duckdb.DuckDBPyConnection,
-        calculator: Calculator,
         definition: TableDefinition,
         hashes: frozenset[str] = frozenset(),
         indexed: frozenset[str] = frozenset(),
     ) -> None:
         self._connection = connection
-        self._calculator = calculator
-        self._key_proof: KeyProof | None = None
         self.definition = definition
         self.name = f"{SCHEMA}.{quoted(definition.name)}"
         self._sets = {
@@ -90,9 +86,6 @@ class StoredTable:
 
     def close(self) -> None:
         """The connection forgets its slots and statements."""
-        if self._key_proof is not None:
-            self._key_proof.close()
-            self._key_proof = None
         self._forget_insert()
         for name, _ in self._slots.values():
             self._connection.unregister(name)
@@ -281,24 +274,18 @@ class StoredTable:
         had them were fetched, or let go by their keys, and none of them stays. False says nothing.
         """
         key = self.definition.key
-        columns = self._schema(key)
-        rows = ROW_SCHEMA.empty_table()
         if gone is not None and set(gone.column_names) == set(key):
-            asked, found = gone.select(key), columns.empty_table()
-            found = found.append_column(ROW, pa.array([], pa.int64()))
+            asked, staying = gone.select(key), self._schema(key).empty_table()
         elif self._by_key and key:
             asked = pa.concat_tables([asked.select(key) for asked, _ in self._by_key])
-            found = pa.concat_tables([answer.select([*key, ROW]) for _, answer in self._by_key])
+            staying = pa.concat_tables([answer.select([*key, ROW]) for _, answer in self._by_key])
             if gone is not None and gone.column_names == [ROW]:
-                rows = gone
+                is_gone = pc.is_in(staying.column(ROW), gone.column(ROW))
+                staying = staying.filter(pc.invert(is_gone))
+            staying = staying.select(key)
         else:
             return False
-        return self._proof().is_free(put.select(key), asked, found, rows)
-
-    def _proof(self) -> KeyProof:
-        if self._key_proof is None:
-            self._key_proof = KeyProof(self._calculator, self._schema(self.definition.key))
-        return self._key_proof
+        return are_keys_free(put.select(key), asked, staying)
 
     def _check_key(self, name: str, put: pa.Table) -> None:
         key = self.definition.key

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import project_with_tables
 import pytest
+from project_with_tables import load_project_with_tables
 from waiting import wait_until
 
-from headrace.compile import load_project
 from headrace.log.embedded.backend import open_reader
 from headrace.model.settings import load_settings
 
@@ -68,7 +69,7 @@ class Gateway:
         run_file.unlink(missing_ok=True)
         with (self.directory / "gateway.log").open("ab") as log_file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "headrace.gateway", str(self.directory)],
+                [sys.executable, project_with_tables.__file__, str(self.directory)],
                 stdout=log_file,
                 stderr=log_file,
                 env={**os.environ, "PYTHONFAULTHANDLER": "1"},
@@ -110,9 +111,21 @@ class Gateway:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         return self.client.post(f"/v1/events?name={stream}", content=content, headers=headers)
 
+    def change(
+        self,
+        body: Any,
+        query: str = "",
+        headers: dict[str, str] | None = None,
+        table: str = "customers",
+    ) -> httpx.Response:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.client.post(f"/v1/tables/{table}{query}", content=content, headers=headers)
+
     def stored(self, stream: str = "transactions") -> list[dict[str, Any]]:
         """Every event in the log, partition by partition."""
-        reader = open_reader(self.settings.log_directory, load_project(self.directory).streams)
+        reader = open_reader(
+            self.settings.log_directory, load_project_with_tables(self.directory).streams
+        )
         try:
             rows = []
             starts, ends = reader.starts(stream), reader.ends(stream)

@@ -8,13 +8,14 @@ body holds, so they are refused; send the body with Content-Encoding instead.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.formats.changes import WRONG_OPERATION, Changes, with_deletes
 from headrace.formats.json_batch import Decoded
 from headrace.formats.json_record import TIMESTAMP_MAXIMUM, TIMESTAMP_MINIMUM
 from headrace.model.definitions import Column, Stream
@@ -32,13 +33,17 @@ class ArrowDecoder:
 
     def __init__(self, stream: Stream) -> None:
         self._columns = stream.columns
+        self._changes = Changes.of(stream)
         self._schema = pa.schema(
             [pa.field(c.name, c.type.arrow, nullable=c.nullable) for c in stream.columns]
         )
 
-    def decode(self, body: bytes, records_max: int) -> tuple[Decoded, int, dict[int, bytes]]:
+    def decode(
+        self, body: bytes, records_max: int, *, deletes: bool = False
+    ) -> tuple[Decoded, int, dict[int, bytes]]:
         """Accepted rows and rejections, the number of records, and the raw bytes (as JSON) of
-        each rejected one. Raises RequestError if the body as a whole cannot be read."""
+        each rejected one. With `deletes`, rows that do not say their operation are deletes. Raises
+        RequestError if the body as a whole cannot be read."""
         decoded = Decoded()
         raws: dict[int, bytes] = {}
         count = 0
@@ -50,6 +55,8 @@ class ArrowDecoder:
                     f"more than {records_max} records in one request",
                     hint="send smaller batches; the bound is gateway.request_records_max",
                 )
+            if deletes:
+                batch = with_deletes(batch)
             reasons = self._decode_batch(batch, decoded)
             for row, reason in sorted(reasons.items()):
                 decoded.rejected.append((count + row, reason))
@@ -76,15 +83,11 @@ class ArrowDecoder:
 
     def _decode_batch(self, batch: pa.RecordBatch, decoded: Decoded) -> dict[int, str]:
         reasons: dict[int, str] = {}
-        arrays = []
-        for column in self._columns:
-            indices = batch.schema.get_all_field_indices(column.name)
-            if len(indices) > 1:
-                raise RequestError(
-                    422, "bad-schema", f"column {column.name} is given twice", hint="name it once"
-                )
-            given = batch.column(indices[0]) if indices else pa.nulls(batch.num_rows)
-            arrays.append(_cast(given, column, reasons))
+        given = [_given(batch, column) for column in self._columns]
+        if self._changes is None:
+            arrays = [_cast(a, c, reasons) for a, c in zip(given, self._columns, strict=True)]
+        else:
+            arrays = self._cast_changes(given, self._changes, reasons)
         if not reasons:
             if batch.num_rows:
                 decoded.batches.append(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
@@ -95,6 +98,43 @@ class ArrowDecoder:
             decoded.batches.append(pa.RecordBatch.from_arrays(kept, schema=self._schema))
         return reasons
 
+    def _cast_changes(
+        self, given: Sequence[pa.Array], changes: Changes, reasons: dict[int, str]
+    ) -> list[pa.Array]:
+        columns = self._columns
+        operations = _cast(given[changes.operation], columns[changes.operation], reasons)
+        wrong = changes.wrong(operations)
+        for row in _rows_of(wrong):
+            label = f"column {columns[changes.operation].name} STRING"
+            reasons[row] = f"{label}: {WRONG_OPERATION}, got {_shown(operations, row)}"
+        deletes = changes.deletes(operations)
+        given = changes.keys_only(given, deletes)
+        arrays = [_cast(a, c, reasons) for a, c in zip(given, columns, strict=True)]
+        for place in changes.required:
+            for row in _rows_of(changes.lacking(arrays[place], deletes)):
+                reasons.setdefault(row, _absent(columns[place]))
+        return arrays
+
+
+def _given(batch: pa.RecordBatch, column: Column) -> pa.Array:
+    indices = batch.schema.get_all_field_indices(column.name)
+    if len(indices) > 1:
+        raise RequestError(
+            422, "bad-schema", f"column {column.name} is given twice", hint="name it once"
+        )
+    return batch.column(indices[0]) if indices else pa.nulls(batch.num_rows)
+
+
+def _rows_of(chosen: pa.BooleanArray | None) -> list[int]:
+    if chosen is None:
+        return []
+    rows: list[int] = np.flatnonzero(chosen.to_numpy(zero_copy_only=False)).tolist()
+    return rows
+
+
+def _absent(column: Column) -> str:
+    return f"column {column.name} {column.type} NOT NULL: is null or missing"
+
 
 def _cast(given: pa.Array, column: Column, reasons: dict[int, str]) -> pa.Array:
     """The column in its own type; rows that cannot be, or are NULL where they must not be, get a
@@ -102,8 +142,8 @@ def _cast(given: pa.Array, column: Column, reasons: dict[int, str]) -> pa.Array:
     label = f"column {column.name} {column.type}"
     array = _cast_rows(given, column.type, label, reasons)
     if not column.nullable and array.null_count:
-        for row in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)):
-            reasons.setdefault(int(row), f"{label} NOT NULL: is null or missing")
+        for row in _rows_of(array.is_null()):
+            reasons.setdefault(row, _absent(column))
     return array
 
 

@@ -29,6 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from headrace.formats.changes import Changes
 from headrace.formats.json_record import (
     TIMESTAMP_MAXIMUM,
     TIMESTAMP_MINIMUM,
@@ -71,6 +72,7 @@ class JsonDecoder:
         self._line_bytes_max = line_bytes_max
         self._nesting_max = nesting_max
         self._columns = stream.columns
+        self._changes = Changes.of(stream)
         self._schema = pa.schema(
             [pa.field(c.name, c.type.arrow, nullable=c.nullable) for c in stream.columns]
         )
@@ -95,7 +97,7 @@ class JsonDecoder:
         carried = self._cut(lines, count) or self._parsed(lines, count)
         if carried is None:
             return None
-        arrays = []
+        arrays: list[pa.Array] = []
         for column, array in zip(self._columns, carried, strict=True):
             if array.null_count and not column.nullable:
                 return None
@@ -103,6 +105,11 @@ class JsonDecoder:
             if converted is None:
                 return None
             arrays.append(converted)
+        if self._changes is not None:
+            changes = self._changes.complete(arrays)
+            if changes is None:
+                return None
+            return pa.RecordBatch.from_arrays(changes, schema=self._schema)
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _cut(self, lines: bytes, count: int) -> Sequence[pa.Array] | None:

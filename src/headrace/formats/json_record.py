@@ -37,7 +37,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from headrace.model.definitions import Stream
+from headrace.formats.changes import DELETE, UPSERT, WRONG_OPERATION, Changes
+from headrace.model.definitions import OPERATION, Stream
 from headrace.model.types import DataType
 
 __all__ = ["RecordDecoder", "RecordError", "nesting_depth", "read_timestamp"]
@@ -117,6 +118,15 @@ class RecordDecoder:
             if not column.nullable
         ]
         self._width = len(stream.columns)
+        self._of_deletes = (self._members, self._required)
+        changes = Changes.of(stream)
+        self._is_changelog = changes is not None
+        if changes is not None:
+            self._members[OPERATION] = (changes.operation, _operation)
+            key = [(place, stream.columns[place].name) for place in changes.key]
+            of_deletes = {name: self._members[name] for name in (OPERATION, *(n for _, n in key))}
+            self._of_deletes = (of_deletes, key)
+            self._required = key + [(i, stream.columns[i].name) for i in changes.required]
 
     def decode(self, raw: bytes) -> list[Any]:
         """The column values in order, ready for pyarrow.array. Raises RecordError."""
@@ -146,8 +156,11 @@ class RecordDecoder:
     def _values(self, parsed: _Object) -> list[Any]:
         values: list[Any] = [None] * self._width
         seen: set[int] = set()
+        members, required = self._members, self._required
+        if self._is_changelog and (OPERATION, DELETE) in parsed:
+            members, required = self._of_deletes
         for name, value in parsed:
-            member = self._members.get(name)
+            member = members.get(name)
             if member is None:
                 continue
             index, convert = member
@@ -159,7 +172,7 @@ class RecordDecoder:
                     values[index] = convert(value)
                 except RecordError as error:
                     raise RecordError(f"column {name} {self._types[index]}: {error}") from None
-        for index, name in self._required:
+        for index, name in required:
             if values[index] is None:
                 given = "is null" if index in seen else f"is missing{_spelled(name, parsed)}"
                 raise RecordError(f"column {name} {self._types[index]} NOT NULL: {given}")
@@ -210,6 +223,12 @@ def _string(value: Any) -> str:
         value.encode("utf-8")
     except UnicodeEncodeError:
         raise RecordError(f"half of a surrogate pair in {_shown(value)}") from None
+    return str(value)
+
+
+def _operation(value: Any) -> str:
+    if not _is_text(value) or value not in (UPSERT, DELETE):
+        raise RecordError(f"{WRONG_OPERATION}, got {_shown(value)}")
     return str(value)
 
 

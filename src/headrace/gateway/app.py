@@ -10,7 +10,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 from urllib.parse import quote
 
@@ -39,15 +39,21 @@ from headrace.http.headers import Headers
 from headrace.http.incoming import BodyRoom, Incoming, IncomingReply
 from headrace.http.limits import PRODUCERS_LISTED_MAX
 from headrace.http.openapi.document import openapi_body
-from headrace.http.parameters import number_parameter, read_parameters, stream_parameter
+from headrace.http.parameters import (
+    number_parameter,
+    operation_parameter,
+    read_parameters,
+    stream_parameter,
+)
 from headrace.http.problems import (
     Response,
     failure_response,
     problem_response,
     unknown_stream,
+    unknown_table,
 )
 from headrace.log.contract import LogReader
-from headrace.model.definitions import Project
+from headrace.model.definitions import Project, Stream
 from headrace.model.errors import RequestError
 from headrace.model.settings import Settings
 
@@ -58,6 +64,8 @@ logger = logging.getLogger("headrace.gateway")
 Handler = Callable[[Incoming], Awaitable[Response | None]]
 
 NOT_ASCII = "(not ASCII)"
+_TABLE_PATH = re.compile(r"/v1/tables/([^/]+)")
+_CHANGES_PATH = re.compile(r"/v1/tables/([^/]+)/changes")
 _VIEW_PATH = re.compile(r"/v1/views/([^/]+)(?:/(changes|deadletters|rebuild|snapshot))?")
 _STREAM_PATH = re.compile(
     r"/v1/streams/([^/]+)/(completeness(?:/accept|/retire)?|late|late/apply|resume)"
@@ -94,8 +102,8 @@ class GatewayApp:
         self._heartbeat_reader = HeartbeatReader(project)
         self._heartbeats = Heartbeats(committer)
         self._state = Status(project, committer, reader, metrics)
-        self._streams = {s.name: s.name for s in project.streams}
-        self._streams.update({s.name.lower(): s.name for s in project.streams})
+        self._streams = _names(s for s in project.streams if s.changelog is None)
+        self._tables = _names(s for s in project.streams if s.changelog is not None)
         self._loop = asyncio.get_running_loop()
         self.is_draining = False
         self.forwarding: set[asyncio.Task[Any]] = set()
@@ -109,6 +117,7 @@ class GatewayApp:
             "/v1/streams": {"GET": ("query", self._list_streams)},
             "/v1/status": {"GET": ("query", self._status)},
             "/v1/ledger": {"GET": ("query", self._ledger)},
+            "/v1/tables": {"GET": ("query", self._list_tables)},
             "/v1/views": {"GET": ("query", self._forward)},
             "/v1/sql": {"POST": ("sql", self._forward)},
             "/metrics": {"GET": ("admin", self._show_metrics)},
@@ -135,7 +144,9 @@ class GatewayApp:
     def handle(self, request: Incoming) -> None:
         """Answers now or later; never raises."""
         if request.path == "/v1/events" and request.method == "POST":
-            self._take_events(request)
+            self._take(request, self._expected_events)
+        elif request.method == "POST" and _TABLE_PATH.fullmatch(request.path):
+            self._take(request, self._expected_changes)
         else:
             task = self._loop.create_task(self._answer(request))
             self._answering.add(task)
@@ -183,10 +194,10 @@ class GatewayApp:
 
     # ---------------------------------------------------------------------------------- events
 
-    def _take_events(self, request: Incoming) -> None:
+    def _take(self, request: Incoming, expected_of: Callable[[Incoming], EventsRequest]) -> None:
         """No task and no future: at many small requests these would cost more than all the rest."""
         try:
-            expected = self._expected(request)
+            expected = expected_of(request)
         except Exception as error:
             self._finish(request, failure_response(error))
             return
@@ -205,14 +216,27 @@ class GatewayApp:
 
         request.collect(self._request_bytes_max, submit, refuse)
 
-    def _expected(self, request: Incoming) -> EventsRequest:
-        """What the head says of the events, before there is a body. Raises RequestError."""
-        headers = request.headers
+    def _expected_events(self, request: Incoming) -> EventsRequest:
         name = stream_parameter(request.query_string)
         stream = self._streams.get(name) or self._streams.get(name.lower())
-        self._access.check(headers, request.authority, f"ingest:{stream or name}")
+        self._access.check(request.headers, request.authority, f"ingest:{stream or name}")
         if stream is None:
-            raise unknown_stream(name, self._project.streams)
+            raise self._no_stream(name)
+        return self._expected(request, stream)
+
+    def _expected_changes(self, request: Incoming) -> EventsRequest:
+        name = request.path.removeprefix("/v1/tables/")
+        table = self._tables.get(name) or self._tables.get(name.lower())
+        self._access.check(request.headers, request.authority, f"ingest:{table or name}")
+        if table is None:
+            raise unknown_table(name, self._project)
+        expected = self._expected(request, table)
+        expected.deletes = operation_parameter(request.query_string) == "delete"
+        return expected
+
+    def _expected(self, request: Incoming, stream: str) -> EventsRequest:
+        """What the head says of the events, before there is a body. Raises RequestError."""
+        headers = request.headers
         if self.is_draining:
             raise _stopping()
         self._committer.conservation.require(stream)
@@ -251,6 +275,10 @@ class GatewayApp:
                 routes = self._view_routes[view.group(2)]
             elif (stream := _STREAM_PATH.fullmatch(path)) is not None:
                 routes = self._stream_routes[stream.group(2)]
+            elif _CHANGES_PATH.fullmatch(path) is not None:
+                routes = {"GET": ("query", self._forward_about_table)}
+            elif _TABLE_PATH.fullmatch(path) is not None:
+                routes = dict.fromkeys(("GET", "POST"), ("query", self._forward_about_table))
             elif path == "/v1/events":
                 routes = {"POST": ("admin", self._forward)}
             else:
@@ -272,7 +300,7 @@ class GatewayApp:
         self._access.check(request.headers, request.authority, needed)
         return await handler(request)
 
-    async def _forward(self, request: Incoming) -> Response | None:
+    async def _forward(self, request: Incoming, path: str | None = None) -> Response | None:
         if _header(request.headers, "headrace-covers") == NOT_ASCII:
             # It would not be passed on, and the query would not wait.
             raise RequestError(
@@ -285,7 +313,7 @@ class GatewayApp:
         if request.method == "POST":
             body = await request.read(_QUERY_BODY_BYTES_MAX)
         # The path that was checked, encoded whole: the engine must read the very same from it.
-        target = quote(request.path, safe="/")
+        target = quote(path or request.path, safe="/")
         if request.query_string:
             target += "?" + request.query_string
         task = asyncio.current_task()
@@ -297,6 +325,19 @@ class GatewayApp:
             self.forwarding.discard(task)
         self._metrics.add_response(status)
         return None
+
+    async def _list_tables(self, request: Incoming) -> Response:
+        names = {view.name for view in self._project.views if view.table is not None}
+        views = await self._combined_answers.views()
+        tables = [view for view in views if view.get("name") in names]
+        return 200, JSON_HEADERS, msgspec.json.encode({"tables": tables})
+
+    async def _forward_about_table(self, request: Incoming) -> Response | None:
+        _, _, _, name, *rest = request.path.split("/")
+        view = self._project.view(name)
+        if view is None or view.table is None:
+            raise unknown_table(name, self._project)
+        return await self._forward(request, "/".join(["/v1/views", view.name, *rest]))
 
     async def _forward_about_stream(self, request: Incoming) -> Response | None:
         self._stream_of(request.path)
@@ -315,10 +356,23 @@ class GatewayApp:
         return 200, JSON_HEADERS, msgspec.json.encode(page)
 
     def _known_stream(self, name: str) -> str:
-        known = self._streams.get(name) or self._streams.get(name.lower())
+        """Also of the log of a table."""
+        known = self._project.stream(name)
         if known is None:
             raise unknown_stream(name, self._project.streams)
-        return known
+        return known.name
+
+    def _no_stream(self, name: str) -> RequestError:
+        if name.lower() not in self._tables:
+            streams = [stream for stream in self._project.streams if stream.changelog is None]
+            return unknown_stream(name, streams)
+        table = self._tables[name.lower()]
+        return RequestError(
+            422,
+            "not-a-stream",
+            f"{table} is a table, not a stream",
+            hint=f"POST /v1/tables/{table}",
+        )
 
     def _stream_of(self, path: str) -> str:
         named = _STREAM_PATH.fullmatch(path)
@@ -387,6 +441,13 @@ class GatewayApp:
 
     async def _openapi(self, request: Incoming) -> Response:
         return 200, JSON_HEADERS, openapi_body()
+
+
+def _names(streams: Iterable[Stream]) -> dict[str, str]:
+    named = {}
+    for stream in streams:
+        named[stream.name] = named[stream.name.lower()] = stream.name
+    return named
 
 
 def _header(headers: Headers, name: str) -> str | None:

@@ -7,7 +7,7 @@ from urllib.parse import parse_qs
 
 from headrace.model.errors import RequestError
 
-__all__ = ["number_parameter", "read_parameters", "stream_parameter"]
+__all__ = ["number_parameter", "operation_parameter", "read_parameters", "stream_parameter"]
 
 _QUERY_STRING_CHARACTERS_MAX = 8_192
 
@@ -15,6 +15,17 @@ _QUERY_STRING_CHARACTERS_MAX = 8_192
 @lru_cache(maxsize=1_024)
 def stream_parameter(query_string: str) -> str:
     return read_parameters(query_string).get("name", [""])[0]
+
+
+@lru_cache(maxsize=1_024)
+def operation_parameter(query_string: str) -> str:
+    """What the records of a table are that do not say it themselves: `upsert` or `delete`."""
+    operation = read_parameters(query_string).get("op", ["upsert"])[0]
+    if operation not in ("upsert", "delete"):
+        raise RequestError(
+            422, "bad-parameter", "op must be upsert or delete", hint="leave it out for upserts"
+        )
+    return operation
 
 
 def read_parameters(query_string: str) -> dict[str, list[str]]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import msgspec
 
-from headrace.model.definitions import Stream
+from headrace.model.definitions import Project, Stream
 from headrace.model.errors import HeadraceError, RequestError
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "problem_document",
     "problem_response",
     "unknown_stream",
+    "unknown_table",
 ]
 
 logger = logging.getLogger("headrace.gateway")
@@ -71,6 +73,30 @@ def unknown_stream(name: str, streams: Iterable[Stream]) -> RequestError:
         f"there is no stream {name[:100]!r}" if name else "name=STREAM is missing",
         hint=f"streams are {', '.join(stream.name for stream in streams) or 'none'}",
     )
+
+
+def unknown_table(name: str, project: Project) -> RequestError:
+    """For a name that is no table, or none that changes are posted to."""
+    stream, view = project.stream(name), project.view(name)
+    if view is not None and view.table is not None:
+        return RequestError(
+            422,
+            "table-from-stream",
+            f"table {view.name} takes its changes from the stream {view.source}",
+            hint=f"POST /v1/events?name={view.source}",
+        )
+    found = stream or view
+    if found is not None:
+        kind, hint = ("stream", f"POST /v1/events?name={found.name}")
+        if stream is None:
+            kind, hint = ("view", f"GET /v1/views/{found.name}")
+        return RequestError(422, "not-a-table", f"{found.name} is a {kind}, not a table", hint=hint)
+    tables = {view.name.lower(): view.name for view in project.views if view.table is not None}
+    tables.update({s.name.lower(): s.name for s in project.streams if s.changelog is not None})
+    near = get_close_matches(name.lower(), tables, n=1)
+    hint = f"did you mean {tables[near[0]]}? " if near else ""
+    hint += f"tables are {', '.join(sorted(tables.values())) or 'none'}"
+    return RequestError(404, "unknown-table", f"there is no table {name[:100]!r}", hint=hint)
 
 
 def problem_response(error: RequestError) -> Response:

@@ -152,6 +152,9 @@ class EngineServer:
         elif target == "/v1/views/slow":
             await reader.read(1)
             self.left.set()
+        elif target == "/v1/views":
+            listed = [{"name": "income"}, {"name": "customers", "state": "live"}]
+            await self._whole(writer, 200, json.dumps({"views": listed}).encode())
         elif target == "/v1/status":
             await self._whole(writer, 200, b'{"engine":{"state":"up"},"views":[]}')
         elif target == "/metrics":
@@ -196,6 +199,22 @@ def test_queries_pass_through(shared_gateway: Any, engine: EngineServer) -> None
     assert (missing.status_code, missing.json()) == (404, {"code": "unknown-view"})
     large = shared_gateway.client.post("/v1/sql", content=b"x" * 2_000_000)
     assert large.status_code == 413
+
+
+def test_a_table_is_asked_for_as_a_view(shared_gateway: Any, engine: EngineServer) -> None:
+    client = shared_gateway.client
+    assert client.get("/v1/tables").json() == {"tables": [{"name": "customers", "state": "live"}]}
+    answer = client.get("/v1/tables/Customers?tier=gold&covers=now", headers={"accept": "text/csv"})
+    assert (answer.json(), answer.headers["headrace-tick"]) == ({"rows": []}, "7")
+    line, headers, _ = engine.requests[-1]
+    assert line == "GET /v1/views/customers?tier=gold&covers=now HTTP/1.1"
+    assert headers["accept"] == "text/csv"
+    engine.release()
+    with client.stream("GET", "/v1/tables/customers/changes") as stream:
+        assert next(stream.iter_raw()).startswith(b"id: 0")
+    assert engine.requests[-1][0] == "GET /v1/views/customers/changes HTTP/1.1"
+    engine.close()
+    assert client.get("/v1/tables").json()["code"] == "engine-away"
 
 
 def test_what_a_query_is_to_cover_is_passed_on_whole_or_refused(

@@ -103,7 +103,7 @@ def test_the_ledger_joins_both(shared_gateway: Any, engine: list[Any]) -> None:
     assert added == {"received": 2, "appended": 1}
     assert gateway["notes"]["dead"] == before["dead"] + 1
     assert all(sums["is_conserved"] for sums in gateway.values())
-    assert set(gateway) == {"transactions", "notes", "everything"}
+    assert set(gateway) == {"transactions", "notes", "everything", "customers"}
 
 
 def test_without_an_engine_the_gateways_sums_remain(shared_gateway: Any) -> None:

@@ -30,6 +30,15 @@ class CombinedAnswers:
             raise EngineAway(f"it answers with status {code}")
         return body
 
+    async def views(self) -> list[dict[str, Any]]:
+        """The engine's list of views. Raises EngineAway."""
+        try:
+            document = msgspec.json.decode(await self.read("/v1/views"), type=dict[str, Any])
+        except msgspec.DecodeError:
+            raise EngineAway("its answer cannot be read") from None
+        views: list[dict[str, Any]] = document["views"]
+        return views
+
     async def require_started(self) -> None:
         """Raises EngineAway, or RequestError 503 while the engine has yet to open its views."""
         code, _ = await self._proxy.read("/readyz", ENGINE_ANSWER_SECONDS_MAX)

@@ -62,6 +62,7 @@ class Status:
             described.append(
                 {
                     "name": stream.name,
+                    "table": stream.changelog is not None,
                     "columns": [
                         {"name": c.name, "type": str(c.type), "nullable": c.nullable}
                         for c in stream.columns

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from headrace.formats.arrow_stream import ArrowDecoder, row_as_json
 from headrace.formats.bodies import BodyKind, check_not_compressed, frame_records, inflate
+from headrace.formats.changes import as_delete
 from headrace.formats.cloudevents import frame_cloudevents, with_event_time
 from headrace.formats.json_batch import RECORDS_ONE_BY_ONE_MAX, JsonDecoder
 from headrace.gateway.ingest.requests import EventsRequest
@@ -115,6 +116,7 @@ class StreamDecoder:
                 or not body
                 or body[0] != _OPEN
                 or body[-1] != _CLOSE
+                or request.deletes
             ):
                 return None
             count = _line_count(body)
@@ -162,6 +164,11 @@ class StreamDecoder:
                     total += self._add_arrow(rows, request, inflated, total)
                     continue
                 records, faults = self._frame(request, inflated)
+                if request.deletes:
+                    records = [
+                        record if position in faults else as_delete(record)
+                        for position, record in enumerate(records)
+                    ]
             except RequestError as error:
                 rows.refused.append((request, error))
                 continue
@@ -218,7 +225,9 @@ class StreamDecoder:
     def _add_arrow(
         self, rows: StreamRows, request: EventsRequest, inflated: bytes, start: int
     ) -> int:
-        decoded, count, raws = self._arrow.decode(inflated, self._settings.request_records_max)
+        decoded, count, raws = self._arrow.decode(
+            inflated, self._settings.request_records_max, deletes=request.deletes
+        )
         rows.batches.extend(decoded.batches)
         accepted = count - len(decoded.rejected)
         limit = self._settings.line_bytes_max

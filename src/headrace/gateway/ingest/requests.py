@@ -72,10 +72,12 @@ class EventsRequest:
     time_hint: str | None = None  # the ce-time header of a binary CloudEvent
     sent_at_microseconds: int | None = None  # the Headrace-Sent-At header
     first_received_at_microseconds: int | None = None  # of an event that is submitted again
+    deletes: bool = False  # records that do not say their operation are deletes
 
     def digest(self, inflated: bytes) -> bytes:
         """Of the body as the client meant it: the same however it was compressed."""
-        return hashlib.blake2b(inflated, digest_size=16).digest()
+        meant = b"deletes" if self.deletes else b""
+        return hashlib.blake2b(inflated, digest_size=16, person=meant).digest()
 
 
 def read_retry_key(headers: Headers) -> RetryKey:

@@ -50,7 +50,9 @@ def openapi_document() -> Json:
             "version": "1",
             "description": "Send events, read views that stay exact and live.",
         },
-        "paths": {**_event_paths(), **_dead_letter_paths(), **_view_paths(), **_own_paths()}
+        "paths": {**_event_paths(), **_dead_letter_paths(), **_own_paths()}
+        | (views := _view_paths())
+        | _table_paths(views)
         | completeness_paths()
         | late_paths()
         | ledger_paths(),
@@ -62,9 +64,32 @@ def openapi_document() -> Json:
 
 
 def _event_paths() -> Json:
+    stream = parameter("name", {"type": "string"}, "The stream.", required=True)
+    return {
+        "/v1/events": {"post": _sending("sendEvents", "Store events", "STREAM", stream)},
+        "/v1/heartbeats": {
+            "post": operation(
+                "sendHeartbeats",
+                "Say up to which time a stream or producer is complete: its watermark moves on.",
+                {
+                    "200": answer("Durable.", reference("State")),
+                    **problems(400, 404, 408, 413, 422, 429, 503),
+                },
+                scope="ingest:STREAM",
+                requestBody={
+                    "required": True,
+                    "content": {"application/json": {"schema": reference("Heartbeats")}},
+                },
+            )
+        },
+    }
+
+
+def _sending(identity: str, summary: str, scope: str, own: Json) -> Json:
+    """Storing records, whatever they are; `own` is the parameter that this call alone has."""
     number = {"type": "integer", "minimum": 0, "maximum": SEQUENCE_MAX - 1}
     parameters = [
-        parameter("name", {"type": "string"}, "The stream.", required=True),
+        own,
         parameter(
             "Idempotency-Key",
             {"type": "string", "minLength": 1, "maxLength": IDEMPOTENCY_KEY_CHARACTERS_MAX},
@@ -104,36 +129,53 @@ def _event_paths() -> Json:
             "description": "The token that covers these events, as in the body.",
         },
     }
-    return {
-        "/v1/events": {
-            "post": operation(
-                "sendEvents",
-                "Store events; the answer comes when they are durable.",
-                {"200": accepted, **problems(400, 404, 408, 413, 415, 422, 429, 503)},
-                scope="ingest:STREAM",
-                parameters=parameters,
-                requestBody={
-                    "required": True,
-                    "description": "A JSON object, a JSON array of objects, NDJSON, an Arrow IPC "
-                    "stream, or CloudEvents.",
-                    "content": {media_type: {"schema": {}} for media_type in _BODY_TYPES},
-                },
-            )
+    return operation(
+        identity,
+        f"{summary}; the answer comes when they are durable.",
+        {"200": accepted, **problems(400, 404, 408, 413, 415, 422, 429, 503)},
+        scope=f"ingest:{scope}",
+        parameters=parameters,
+        requestBody={
+            "required": True,
+            "description": "A JSON object, a JSON array of objects, NDJSON, an Arrow IPC "
+            "stream, or CloudEvents.",
+            "content": {media_type: {"schema": {}} for media_type in _BODY_TYPES},
         },
-        "/v1/heartbeats": {
-            "post": operation(
-                "sendHeartbeats",
-                "Say up to which time a stream or producer is complete: its watermark moves on.",
-                {
-                    "200": answer("Durable.", reference("State")),
-                    **problems(400, 404, 408, 413, 422, 429, 503),
-                },
-                scope="ingest:STREAM",
-                requestBody={
-                    "required": True,
-                    "content": {"application/json": {"schema": reference("Heartbeats")}},
-                },
-            )
+    )
+
+
+def _table_paths(views: Json) -> Json:
+    """A table is asked for as a view is."""
+    name = parameter("table", {"type": "string"}, "The table.", place="path", required=True)
+    what = parameter(
+        "op",
+        {"type": "string", "enum": ["upsert", "delete"], "default": "upsert"},
+        "What the records are that have no `_op` of their own.",
+    )
+
+    def asked(path: str, identity: str, summary: str) -> Json:
+        return {**views[path]["get"], "operationId": identity, "summary": summary}
+
+    return {
+        "/v1/tables": {
+            "get": asked("/v1/views", "listTables", "The tables, their columns and state.")
+        },
+        "/v1/tables/{table}": {
+            "parameters": [name],
+            "post": _sending("changeTable", "Store upserts and deletes", "TABLE", what),
+            "get": asked(
+                "/v1/views/{view}",
+                "readTable",
+                "Rows of a table; any other parameter filters by a column of that name.",
+            ),
+        },
+        "/v1/tables/{table}/changes": {
+            "parameters": [name],
+            "get": asked(
+                "/v1/views/{view}/changes",
+                "subscribeToTable",
+                "Changes of a table, tick by tick, as server-sent events.",
+            ),
         },
     }
 

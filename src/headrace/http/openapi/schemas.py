@@ -116,6 +116,7 @@ def openapi_schemas() -> Json:
         "Stream": _object(
             {
                 "name": text,
+                "table": {"type": "boolean"},
                 "columns": {"type": "array", "items": column},
                 "event_time": text_or_null,
                 "partitions": number,

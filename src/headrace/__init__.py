@@ -1,7 +1,8 @@
 """Live, exact answers from streams of events.
 
-`headrace.stream(...)` defines streams and views in Python files of a project; `headrace.Client`
-and `headrace.AsyncClient` send events and read answers. Names are imported when first used.
+`headrace.stream(...)` and `headrace.table(...)` define streams, views and tables in Python files of
+a project; `headrace.Client` and `headrace.AsyncClient` send events and read answers. Names are
+imported when first used.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.client import AsyncClient, Client
-    from headrace.compile.python.definitions import stream
+    from headrace.compile.python.definitions import stream, table
     from headrace.model.errors import DefinitionError, DefinitionErrors, HeadraceError
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "DefinitionErrors",
     "HeadraceError",
     "stream",
+    "table",
 ]
 
 _HOMES = {
@@ -30,6 +32,7 @@ _HOMES = {
     "DefinitionErrors": "headrace.model.errors",
     "HeadraceError": "headrace.model.errors",
     "stream": "headrace.compile.python.definitions",
+    "table": "headrace.compile.python.definitions",
 }
 
 

@@ -68,6 +68,26 @@ def test_validate_shows_every_fault_with_its_line(
     assert all(fault["hint"] and fault["column"] for fault in faults["faults"])
 
 
+def test_validate_lists_a_table_once(headrace: Callable[..., Any], project: Path) -> None:
+    (project / "definitions" / "tables.sql").write_text(
+        "CREATE TABLE users (id STRING, name STRING, PRIMARY KEY (id));\n"
+        "CREATE TABLE newest FROM transactions KEY (user_id, currency) SEQUENCE BY created_at;\n"
+    )
+    shown = headrace("validate", "--project", project).out.splitlines()
+    assert [line.strip("│ ").split() for line in shown if "table" in line] == [
+        ["table", "│", "newest", "│", "from", "transactions,", "key", "user_id,", "currency"],
+        ["table", "│", "users", "│", "posted,", "key", "id"],
+    ]
+    assert not [line for line in shown if "users" in line and "table" not in line]
+    told = headrace("validate", "--project", project, "--json").document
+    assert told["tables"] == [
+        {"name": "newest", "source": "transactions", "key": ["user_id", "currency"]},
+        {"name": "users", "source": None, "key": ["id"]},
+    ]
+    assert [one["name"] for one in told["streams"]] == ["transactions"]
+    assert [one["name"] for one in told["views"]] == ["income", "income_by_user"]
+
+
 def test_doctor_finds_this_machine_fit(headrace: Callable[..., Any], project: Path) -> None:
     (project / "headrace.toml").write_text("[gateway]\nport = 0\n")
     ended = headrace("doctor", "--project", project, "--json")

@@ -48,6 +48,7 @@ def _described(project: Project) -> str:
         lines.append(
             f"  keep {kept.age_microseconds} us, {kept.bytes_max} bytes, {kept.action.value}"
         )
+        lines += [f"  {stream.changelog}"] if stream.changelog is not None else []
     for view in project.views:
         lines.append("")
         lines += _plan_lines(plan_view(project, view))
@@ -83,6 +84,7 @@ def _plan_lines(plan: ViewPlan) -> list[str]:
     lines += [f"  distinct {distinct.name} = {distinct.input}" for distinct in plan.distincts]
     lines += [f"  final    {final.name} = {final.sql}" for final in plan.finals]
     lines += [f"  having   {plan.having}"] if plan.having else []
+    lines += [f"  {plan.table}"] if plan.table is not None else []
     return [*lines, f"  sql      {plan.sql}"]
 
 

@@ -150,6 +150,41 @@ def test_kinds_of_windows_differ_in_their_fingerprints() -> None:
     assert len({fingerprint(view) for view in views}) == len(views)
 
 
+def _table_fingerprint(clauses: str, stream: str = STREAM) -> str:
+    project = parse_sql(f"{stream}CREATE TABLE t FROM s {clauses};")
+    return plan_view(project, project.views[0]).fingerprint
+
+
+def test_all_that_a_table_says_counts_in_its_fingerprint() -> None:
+    tables = [
+        "KEY (id)",
+        "KEY (id, n)",
+        "KEY (id) SEQUENCE BY n",
+        "KEY (id) SEQUENCE BY at",
+        "KEY (id) SEQUENCE BY at TOMBSTONES FOR INTERVAL 8 DAYS",
+        "KEY (id) APPLY AS DELETE WHEN n = 1",
+        "KEY (id) APPLY AS DELETE WHEN n = 2",
+        "KEY (id) COLUMNS * EXCEPT (n)",
+        "KEY (id) WITH HISTORY",
+        "KEY (id) WITH HISTORY FOR INTERVAL 1 DAY",
+        "KEY (id) WITH HISTORY VALID FROM at",
+    ]
+    assert len({_table_fingerprint(table) for table in tables}) == len(tables)
+    spelled = "key (ID) TOMBSTONES FOR 7 DAYS sequence by AT"
+    assert _table_fingerprint(spelled) == _table_fingerprint("KEY (id) SEQUENCE BY at")
+
+
+@pytest.mark.parametrize("clause", ["SEQUENCE BY n", "APPLY AS DELETE WHEN n > 1"])
+def test_the_type_of_a_column_that_a_table_does_not_show_counts_in_its_fingerprint(
+    clause: str,
+) -> None:
+    table = f"KEY (id) COLUMNS * EXCEPT (n) {clause}"
+    changed = STREAM.replace("n INT", "n BIGINT")
+    assert _table_fingerprint(table) != _table_fingerprint(table, changed)
+    unseen = "KEY (id) COLUMNS * EXCEPT (n)"
+    assert _table_fingerprint(unseen) == _table_fingerprint(unseen, changed)
+
+
 @pytest.mark.parametrize(
     ("text", "microseconds", "shown"),
     [

@@ -10,8 +10,15 @@ from pyspark.sql import SparkSession
 from headrace.compile import parse_sql, plan_view
 from headrace.spark.analysis import Analysis
 from headrace.spark.binding import bind
+from headrace.spark.leaf import POSITION_COLUMNS
 
-GOLDEN = sorted((Path(__file__).parents[1] / "compile" / "golden").glob("*.sql"))
+_NO_POSITION = pytest.mark.xfail(
+    "_position" not in POSITION_COLUMNS, reason="events have no _position yet", strict=True
+)
+GOLDEN = [
+    pytest.param(file, marks=_NO_POSITION if file.stem == "tables" else ())
+    for file in sorted((Path(__file__).parents[1] / "compile" / "golden").glob("*.sql"))
+]
 
 
 @pytest.mark.parametrize("file", GOLDEN, ids=lambda file: file.stem)

@@ -14,7 +14,7 @@ from headrace.cli.project import read_definitions, read_settings
 from headrace.model.errors import DefinitionError, DefinitionErrors
 
 if TYPE_CHECKING:
-    from headrace.model.definitions import Project
+    from headrace.model.definitions import Project, Stream, Table, View
 
 __all__ = ["command", "print_faults"]
 
@@ -33,26 +33,48 @@ def command(project: ProjectFolder = None, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"ok": True, "faults": [], **_described(definitions)})
         return
-    rows = [("stream", s.name, f"{len(s.columns)} columns") for s in definitions.streams]
-    rows += [("view", v.name, f"from {v.source}") for v in definitions.views]
+    streams, tables, views = _sorted_out(definitions)
+    rows = [("stream", s.name, f"{len(s.columns)} columns") for s in streams]
+    for name, table, source in tables:
+        of = "posted" if source.changelog is not None else f"from {source.name}"
+        rows.append(("table", name, f"{of}, key {', '.join(table.key)}"))
+    rows += [("view", v.name, f"from {v.source}") for v in views]
     print_table(("kind", "name", "what"), rows)
     print("no faults")
 
 
+def _sorted_out(
+    definitions: Project,
+) -> tuple[list[Stream], list[tuple[str, Table, Stream]], list[View]]:
+    """Each definition once: the stream of changes that are posted to a table is that table."""
+    sources = {stream.name: stream for stream in definitions.streams}
+    return (
+        [stream for stream in definitions.streams if stream.changelog is None],
+        [(v.name, v.table, sources[v.source]) for v in definitions.views if v.table is not None],
+        [view for view in definitions.views if view.table is None],
+    )
+
+
 def _described(definitions: Project) -> dict[str, Any]:
-    streams = [
-        {
-            "name": stream.name,
-            "columns": [
-                {"name": c.name, "type": str(c.type), "nullable": c.nullable}
-                for c in stream.columns
-            ],
-            "partitions": stream.partitions,
-        }
-        for stream in definitions.streams
-    ]
-    views = [{"name": view.name, "source": view.source} for view in definitions.views]
-    return {"streams": streams, "views": views}
+    streams, tables, views = _sorted_out(definitions)
+    return {
+        "streams": [
+            {"name": s.name, "columns": _columns(s), "partitions": s.partitions} for s in streams
+        ],
+        "tables": [
+            {
+                "name": name,
+                "source": source.name if source.changelog is None else None,
+                "key": list(table.key),
+            }
+            for name, table, source in tables
+        ],
+        "views": [{"name": view.name, "source": view.source} for view in views],
+    }
+
+
+def _columns(stream: Stream) -> list[dict[str, Any]]:
+    return [{"name": c.name, "type": str(c.type), "nullable": c.nullable} for c in stream.columns]
 
 
 def _fault(error: DefinitionError) -> dict[str, Any]:

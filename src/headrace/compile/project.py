@@ -14,6 +14,7 @@ from headrace.compile.python.definitions import run_definitions, run_python
 from headrace.compile.sql.dialect import canonical
 from headrace.compile.sql.statements import Statements, ViewStatement, read_statements
 from headrace.compile.streams.checks import check_name, check_stream, known_part
+from headrace.compile.tables.checks import check_table
 from headrace.model.definitions import Output, Project, Stream, View
 from headrace.model.errors import DefinitionErrors, Location
 from headrace.model.settings import load_settings
@@ -69,7 +70,8 @@ def parse_sql(text: str, file: str = "<sql>") -> Project:
 
 
 def define_project(define: Callable[[], object]) -> Project:
-    """The definitions that a Python function makes with `headrace.stream(...)`. Raises
+    """The definitions that a Python function makes with `headrace.stream(...)` and
+    `headrace.table(...)`. Raises
     DefinitionErrors with every fault, and what the function raises."""
     faults = Faults()
     statements = Statements()
@@ -87,42 +89,58 @@ def _resolve(name: str, statements: Statements, faults: Faults) -> Project:
         stream = check_stream(draft, faults) or known_part(draft)
         streams.setdefault(draft.name.lower(), stream)
     view_names = frozenset(view.name.lower() for view in statements.views)
-    views = []
+    table_names = frozenset(table.name.lower() for table in statements.tables) - streams.keys()
+    unreadable = statements.unreadable - streams.keys() - table_names
+    changelogs: list[Stream] = []
+    views: list[View] = []
+    for table in statements.tables:
+        if table.source is not None and table.source[0].lower() in unreadable:
+            continue  # its stream's fault is said already
+        found = check_table(table, streams, view_names, table_names, faults)
+        if found is not None:
+            changelogs += [found[0]] if found[0] is not None else []
+            views.append(found[1])
     for statement in statements.views:
         check_name(statement.name, "view", statement.location, faults)
         sources = {table.name.lower() for table in statement.query.find_all(exp.Table)}
-        if not sources.isdisjoint(statements.unreadable - streams.keys()):
-            continue  # its stream's fault is said already
-        views.append(_view(statement, streams, view_names, faults))
+        if not sources.isdisjoint(unreadable):
+            continue  # likewise
+        view = _view(statement, streams, view_names, table_names, faults)
+        views += [view] if view is not None else []
     return Project(
         name=name,
-        streams=tuple(sorted(streams.values(), key=lambda stream: stream.name)),
-        views=tuple(sorted((v for v in views if v is not None), key=lambda view: view.name)),
+        streams=tuple(sorted((*streams.values(), *changelogs), key=lambda stream: stream.name)),
+        views=tuple(sorted(views, key=lambda view: view.name)),
     )
 
 
 def _check_unique(statements: Statements, faults: Faults) -> None:
     first: dict[str, tuple[str, Location]] = {}
     every = [("stream", stream.name, stream.location) for stream in statements.streams]
+    every += [("table", table.name, table.location) for table in statements.tables]
     every += [("view", view.name, view.location) for view in statements.views]
     for kind, name, location in every:
         if name.lower() in first:
             earlier_kind, earlier = first[name.lower()]
             faults.add(
                 f"{kind} {name}: the name is taken by the {earlier_kind} at {earlier}",
-                "names are unique over streams and views together; case does not count",
+                "names are unique over streams, tables and views together; case does not count",
                 location,
             )
         else:
             first[name.lower()] = (kind, location)
-    kept = {f"{stream.name}_late".lower(): stream.name for stream in statements.streams}
-    for view in statements.views:
-        if view.name.lower() in kept:
+    posted = [table for table in statements.tables if table.source is None]
+    kept = {
+        f"{one.name}_late".lower(): f"{kind} {one.name}"
+        for kind, many in (("stream", statements.streams), ("table", posted))
+        for one in many
+    }
+    for kind, name, location in every:
+        if kind != "stream" and name.lower() in kept:
             faults.add(
-                f"view {view.name}: the name is kept for late events of stream "
-                f"{kept[view.name.lower()]}",
+                f"{kind} {name}: the name is kept for late events of {kept[name.lower()]}",
                 "give it another name",
-                view.location,
+                location,
             )
 
 
@@ -130,6 +148,7 @@ def _view(
     statement: ViewStatement,
     streams: dict[str, Stream],
     view_names: frozenset[str],
+    table_names: frozenset[str],
     faults: Faults,
 ) -> View | None:
     draft = ViewDraft(
@@ -138,6 +157,7 @@ def _view(
         statement.query,
         streams,
         view_names,
+        table_names,
         faults,
         statement.text,
         emits_on_close=statement.emits_on_close,

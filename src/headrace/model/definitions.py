@@ -103,11 +103,16 @@ class Retention:
 @dataclass(frozen=True)
 class Changelog:
     """What makes a stream the log of a table's changes, one row per change, in the order in which
-    they apply. Its columns are the table's, then OPERATION. A delete says the `key` and nothing
-    else; an upsert has a value in every column of `required`, the table's NOT NULL ones."""
+    they apply. Its columns are the table's, then OPERATION. An upsert has a value in every column
+    of `required`, the table's NOT NULL ones and its `key`. A delete says the `key`; where there is
+    a `sequence` also the value of that column, without which it would be superseded by every row
+    that has one; perhaps that of `valid_from`, which is otherwise when it was received; and nothing
+    else."""
 
     key: tuple[str, ...]
     required: tuple[str, ...]
+    sequence: str | None = None
+    valid_from: str | None = None
 
 
 @dataclass(frozen=True)

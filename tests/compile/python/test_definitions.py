@@ -66,6 +66,18 @@ CREATE MATERIALIZED VIEW slid_all AS
 SELECT min(n) OVER (ORDER BY at RANGE INTERVAL 90 MINUTES PRECEDING) AS least FROM readings;
 
 CREATE STREAM aside (at TIMESTAMP NOT NULL) EVENT TIME at LATE SIDE;
+
+CREATE TABLE prices (model STRING, region STRING, price DECIMAL(12, 6) NOT NULL, since TIMESTAMP,
+  version INT, PRIMARY KEY (model, region))
+SEQUENCE BY version TOMBSTONES FOR INTERVAL 30 DAYS INTO 4 PARTITIONS
+WITH HISTORY VALID FROM since FOR INTERVAL 400 DAYS;
+
+CREATE TABLE hosts (name STRING PRIMARY KEY) WITH HISTORY;
+
+CREATE TABLE sensors FROM readings KEY (sensor) SEQUENCE BY at APPLY AS DELETE WHEN n < 0
+COLUMNS * EXCEPT (seq, sent_at);
+
+CREATE TABLE pinged FROM pings KEY (host);
 """
 PYTHON = """
 import headrace
@@ -135,6 +147,31 @@ readings.over(preceding="90 minutes", least="min(n)").view("slid_all")
 headrace.stream(
     "aside", columns={"at": "TIMESTAMP NOT NULL"}, event_time="at", late="SIDE"
 )
+headrace.table(
+    "prices",
+    columns={
+        "model": "STRING",
+        "region": "STRING",
+        "price": "DECIMAL(12, 6) NOT NULL",
+        "since": "TIMESTAMP",
+        "version": "INT",
+    },
+    key=["model", "region"],
+    sequence_by="version",
+    tombstones="30 days",
+    partitions=4,
+    history={"valid_from": "since", "for": "400 days"},
+)
+headrace.table("hosts", columns={"name": "STRING"}, key=["name"], history=True)
+headrace.table(
+    "sensors",
+    source=readings,
+    key=["sensor"],
+    sequence_by="at",
+    delete_when="n < 0",
+    except_columns=["seq", "sent_at"],
+)
+headrace.table("pinged", source="pings", key=["host"])
 """
 
 
@@ -146,7 +183,7 @@ def test_python_and_sql_give_equal_projects(tmp_path: Path) -> None:
     in_sql = load_project(tmp_path / "sql", "shop")
     in_python = load_project(tmp_path / "py", "shop")
     assert in_python == in_sql
-    assert len(in_sql.views) == 8
+    assert len(in_sql.views) == 12
     view = in_python.view("income_by_user")
     assert view is not None
     assert view.location is not None
@@ -179,6 +216,13 @@ events.over("id =", preceding="1 hour", n="count(*)").view("i")
 events.over(preceding="1 moon", n="count(*)").view("j")
 events.over("id", preceding="1 hour", n="count(*)").over(preceding="1 hour", m="count(*)").view("k")
 events.select("at").over(preceding="1 hour", n="rank()").view("l")
+headrace.table("m", key=["id"])
+headrace.table("n", key=["id"], columns={"id": "INT"}, source="later")
+headrace.table("o", key=["id"], columns={"id": "INT"}, delete_when="id = 3")
+headrace.table("p", key=["id"], columns={"id": "INT"}, except_columns=["id"], history={"to": "x"})
+headrace.table("q", key=["at"], source=events.where("id = 'a'"), partitions=4)
+headrace.table("r", key=["at"], source="later", delete_when="op =", tombstones="1 moon")
+headrace.table("s", key=["att"], source="later", delete_when="op = 'd'", sequence_by="att")
 raise ValueError("enough")
 """
 
@@ -215,7 +259,20 @@ def test_every_fault_of_a_python_file_has_its_line(folder: Path) -> None:
         "events.py:24: over: preceding of n: 'moon' is not a unit of time",
         "events.py:25: view k: OVER (…) with another PARTITION BY than the first in this view",
         "events.py:26: view l: rank() OVER (…) cannot be kept exactly up to date",
-        "events.py:27: Python: ValueError: enough",
+        "events.py:27: table m: neither columns nor source",
+        "events.py:28: table n: both columns and source",
+        "events.py:29: table o: delete_when without source",
+        "events.py:30: table p: except_columns without source",
+        "events.py:30: table p: history: 'to' is not known",
+        "events.py:31: table q: partitions with source",
+        "events.py:31: table q: source is more than a stream",
+        "events.py:32: in 'op =': near '=': an expression is missing",
+        "events.py:32: table r: TOMBSTONES without SEQUENCE BY",
+        "events.py:32: table r: tombstones: 'moon' is not a unit of time",
+        "events.py:33: table s: KEY column att does not exist",
+        "events.py:33: table s: SEQUENCE BY column att does not exist",
+        "events.py:33: table s: column op does not exist in stream later",
+        "events.py:34: Python: ValueError: enough",
         "more.sql:1: view d: column x does not exist in stream events",
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlglot import expressions as exp
 
-from headrace.compile.draft import ViewDraft
+from headrace.compile.draft import OF_ONE_CHANGE, ViewDraft
 from headrace.compile.known_types import known_type
 from headrace.compile.passes.over import over_nodes
 from headrace.compile.planning.aggregates import AGGREGATES, Call, find_aggregate, read_call
@@ -27,15 +27,19 @@ _INSTEAD = {
     "try_sum": "sum(x): an event that overflows it becomes a dead letter of this view",
     "try_avg": "avg(x)",
 }
+_NOT_HERE = {
+    "WHERE": "move the condition to HAVING",
+    "APPLY AS DELETE WHEN": OF_ONE_CHANGE,
+}
 _KNOWN = ", ".join(name for aggregate in AGGREGATES for name in aggregate.names[:1])
 
 
 def check_aggregates(draft: ViewDraft) -> None:
-    for root, place in ((draft.where, "WHERE"), *((key, "GROUP BY") for key in draft.keys)):
+    for root, place in ((draft.where, draft.condition), *((key, "GROUP BY") for key in draft.keys)):
         for node in root.walk() if root is not None else ():
             call = read_call(node)
             if call is not None:
-                hint = "move the condition to HAVING" if place == "WHERE" else "group by keys only"
+                hint = _NOT_HERE.get(place, "group by keys only")
                 draft.fault(node, f"{call.name}() in {place}", hint)
                 break
     if draft.is_per_event:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from sqlglot import expressions as exp
 
-from headrace.compile.draft import ViewDraft
+from headrace.compile.draft import OF_ONE_CHANGE, ViewDraft
 from headrace.compile.over import check_over
 from headrace.compile.planning.resolved import has_aggregate
 from headrace.compile.windows import WindowError
 
 __all__ = ["over_nodes", "resolve_over"]
 
+_IN_SELECT = "OVER (…) stands in the SELECT list; filter by it when querying"
+
 
 def resolve_over(draft: ViewDraft) -> None:
     for clause in ("where", "group", "having"):
         root = draft.select.args.get(clause)
+        words = {"where": draft.condition, "group": "GROUP BY", "having": "HAVING"}[clause]
         for node in root.find_all(exp.Window) if root is not None else ():
             draft.break_off(
                 node,
-                f"OVER (…) in {'GROUP BY' if clause == 'group' else clause.upper()}",
-                "OVER (…) stands in the SELECT list; filter by it when querying",
+                f"OVER (…) in {words}",
+                OF_ONE_CHANGE if draft.kind == "table" else _IN_SELECT,
             )
             return
     found = over_nodes(draft)

@@ -10,7 +10,9 @@ __all__ = ["check_plan"]
 
 
 def check_plan(draft: ViewDraft) -> None:
-    if any(error.message.startswith(f"view {draft.name}: ") for error in draft.faults.errors):
+    if any(
+        error.message.startswith(f"{draft.kind} {draft.name}: ") for error in draft.faults.errors
+    ):
         return  # a plan of what is already refused would only report consequences
     split_view(
         ResolvedView(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlglot import expressions as exp
 
-from headrace.compile.draft import ViewDraft
+from headrace.compile.draft import OF_ONE_CHANGE, ViewDraft
 
 __all__ = ["check_shape"]
 
@@ -54,11 +54,10 @@ def check_shape(draft: ViewDraft) -> None:
             "SELECT DISTINCT with GROUP BY",
             "leave out DISTINCT: groups are distinct already",
         )
+    hint = "a view reads one stream: SELECT … FROM stream …"
+    if draft.kind == "table":
+        hint = OF_ONE_CHANGE
     for subquery in query.find_all(exp.Subquery, exp.Select):
         if subquery is not query:
-            draft.break_off(
-                subquery,
-                f"a subquery is {_LATER}",
-                "a view reads one stream: SELECT … FROM stream …",
-            )
+            draft.break_off(subquery, f"a subquery is {_LATER}", hint)
             return

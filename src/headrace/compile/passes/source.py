@@ -23,12 +23,19 @@ def find_source(draft: ViewDraft) -> None:
     if table.args.get("db") is not None:
         draft.break_off(table, f"{table.sql()} has a qualifier", "streams have plain names")
         return
+    if name.lower() in draft.table_names:
+        draft.break_off(
+            table,
+            f"{name} is a table, and {draft.kind}s over tables are not in this version",
+            "read a stream; joins with tables, and views over tables, come next",
+        )
+        return
     stream = draft.streams.get(name.lower())
     if stream is None:
         if name.lower() in draft.view_names:
             draft.break_off(
                 table,
-                f"{name} is a view, and views over views are not in this version",
+                f"{name} is a view, and {draft.kind}s over views are not in this version",
                 "read the stream itself here; views over views come later",
             )
             return

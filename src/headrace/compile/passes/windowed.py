@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlglot import expressions as exp
 
-from headrace.compile.draft import ViewDraft
+from headrace.compile.draft import OF_ONE_CHANGE, ViewDraft
 from headrace.compile.functions import function_name
 from headrace.compile.passes.over import over_nodes
 from headrace.compile.planning.resolved import is_window_key
@@ -27,11 +27,10 @@ def check_windowed(draft: ViewDraft) -> None:
     for root in (draft.where, *draft.keys):
         for node in root.walk() if root is not None else ():
             if is_window_key(node) and node is not window:
-                draft.fault(
-                    node,
-                    f"{function_name(node)}() outside GROUP BY",
-                    "it stands in GROUP BY; its bounds are window.start and window.end",
-                )
+                hint = "it stands in GROUP BY; its bounds are window.start and window.end"
+                if draft.kind == "table":
+                    hint = OF_ONE_CHANGE
+                draft.fault(node, f"{function_name(node)}() outside GROUP BY", hint)
     if window is not None and function_name(window) in _ONE_PARTITION_PER_KEY:
         _check_partitions(draft, window)
     _check_one_partitioning(draft)

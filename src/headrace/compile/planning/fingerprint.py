@@ -8,6 +8,7 @@ from sqlglot import expressions as exp
 
 from headrace.compile.planning.resolved import ResolvedView
 from headrace.compile.planning.state import State
+from headrace.compile.planning.tables import mentioned_by
 from headrace.compile.sql.dialect import canonical
 from headrace.model.definitions import Stream
 
@@ -20,7 +21,7 @@ _CLOCKED = ("_event_time", "_skew", "_quality")
 def fingerprint(view: ResolvedView, state: State) -> str:
     """Over all that gives stored state its meaning: the query, and of the stream its event time,
     its duplicates, the types of its columns that the query mentions, and, where the view knows
-    them, its clocks and what becomes of late events."""
+    them, its clocks and what becomes of late events; of a table also all that it says of itself."""
     stream = view.stream
     sql = view.query(
         tuple(canonical(node) for _, node in view.outputs),
@@ -33,6 +34,8 @@ def fingerprint(view: ResolvedView, state: State) -> str:
         if root is not None
         for column in root.find_all(exp.Column)
     }
+    if view.table is not None:
+        mentioned.update(mentioned_by(view.table))
     duplicates = stream.deduplication
     if duplicates is not None:
         mentioned.update(name.lower() for name in duplicates.columns)
@@ -41,6 +44,14 @@ def fingerprint(view: ResolvedView, state: State) -> str:
         columns = ", ".join(sorted(duplicates.columns))
         within = f"{duplicates.within_microseconds} {stream.delay_microseconds} {stream.clocks}"
         lines.append(f"duplicates {columns} {within}")
+    if view.table is not None:
+        table, history = view.table, view.table.history
+        lines.append(
+            f"table {', '.join(table.key)} {table.sequence} {table.delete_when} "
+            f"{table.tombstones_microseconds}"
+        )
+        if history is not None:
+            lines.append(f"history {history.valid_from} {history.for_microseconds}")
     if view.has_window or view.has_over:
         lines.append(
             f"late {stream.late_policy.value} {stream.late_horizon_microseconds} "

@@ -26,11 +26,12 @@ from headrace.compile.planning.resolved import (
     window_part,
 )
 from headrace.compile.planning.state import State
+from headrace.compile.planning.tables import plan_table, table_oracle
 from headrace.compile.sql.dialect import canonical, identifier, parse_expression
 from headrace.compile.windows import AnyWindow, read_window
 from headrace.model.definitions import Project, View
 from headrace.model.errors import DefinitionError
-from headrace.model.plan import Expression, Sliding, SlidingColumn, ViewPlan
+from headrace.model.plan import Expression, Sliding, SlidingColumn, TablePlan, ViewPlan
 
 __all__ = ["plan_view", "split_view"]
 
@@ -164,6 +165,7 @@ class _Split:
     window: AnyWindow | Sliding | None
     finals: tuple[Expression, ...]
     having: str | None
+    table: TablePlan | None
 
 
 def split_view(view: ResolvedView, on_fault: OnFault) -> _Split:
@@ -192,7 +194,8 @@ def split_view(view: ResolvedView, on_fault: OnFault) -> _Split:
             having = canonical(condition)
     if planner.slidings:
         window = Sliding(planner.sliding_keys, tuple(planner.slidings.values()))
-    return _Split(state, tuple(planner.keys.values()), window, tuple(finals), having)
+    table = plan_table(view, planner.add_key) if view.table is not None else None
+    return _Split(state, tuple(planner.keys.values()), window, tuple(finals), having, table)
 
 
 def _build_plan(view: ResolvedView, on_fault: OnFault) -> ViewPlan:
@@ -210,9 +213,10 @@ def _build_plan(view: ResolvedView, on_fault: OnFault) -> ViewPlan:
         having=split.having,
         is_global=view.is_global,
         fingerprint=fingerprint(view, split.state),
-        sql=oracle(view, split.state, split.window),
+        sql=table_oracle(view) if view.table else oracle(view, split.state, split.window),
         emits_on_close=view.emits_on_close,
         is_rows=view.is_per_event and not view.has_over,
+        table=split.table,
     )
 
 

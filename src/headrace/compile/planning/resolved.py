@@ -10,7 +10,7 @@ from headrace.compile.functions import function_name
 from headrace.compile.planning.aggregates import read_call
 from headrace.compile.sql.dialect import canonical, identifier, parse_expression
 from headrace.compile.windows import USAGE
-from headrace.model.definitions import Stream, View
+from headrace.model.definitions import Stream, Table, View
 
 __all__ = [
     "ResolvedView",
@@ -34,6 +34,7 @@ class ResolvedView:
     keys: tuple[exp.Expr, ...]
     having: exp.Expr | None
     emits_on_close: bool = False
+    table: Table | None = None
 
     @property
     def has_window(self) -> bool:
@@ -111,4 +112,5 @@ def resolve_text(view: View, stream: Stream) -> ResolvedView:
         keys=tuple(parse_expression(key) for key in view.keys),
         having=parse_expression(view.having) if view.having is not None else None,
         emits_on_close=view.emits_on_close,
+        table=view.table,
     )

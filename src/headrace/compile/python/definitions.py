@@ -1,4 +1,5 @@
-"""Definitions in Python: `headrace.stream(...)` and what follows build the same statements as SQL.
+"""Definitions in Python: `headrace.stream(...)`, what follows it, and `headrace.table(...)` build
+the same statements as SQL.
 
 Defining is not running: calls only note what was said and where; everything is checked when the
 project is loaded, so that every fault is reported at once, at the line that said it.
@@ -16,16 +17,20 @@ from headrace.compile.python.source_locations import (
     collector_in_force,
     here_said,
     note_fault,
+    read_expression,
     read_interval,
 )
 from headrace.compile.python.views import ViewDefinition
 from headrace.compile.sql.statements import Statements
 from headrace.compile.sql.stream_clauses import parse_size
-from headrace.compile.streams.draft import StreamDraft, Within
+from headrace.compile.streams.draft import StreamDraft, Within, WrittenColumn
+from headrace.compile.tables.draft import TableDraft
 from headrace.model.definitions import Retention, RetentionAction
 from headrace.model.errors import Location
 
-__all__ = ["ViewDefinition", "run_definitions", "run_python", "stream"]
+__all__ = ["ViewDefinition", "run_definitions", "run_python", "stream", "table"]
+
+_ONE_OF = "columns for changes that are posted, or source for a stream of changes"
 
 
 def run_python(source: SourceText, file: Path, into: Statements, faults: Faults) -> None:
@@ -88,12 +93,7 @@ def stream(
     stream."""
     here = here_said()
     draft = StreamDraft(name, here, partitions=partitions, partitions_location=here)
-    for column, spelled in columns.items():
-        words = spelled.strip()
-        nullable = not words.upper().endswith("NOT NULL")
-        if not nullable:
-            words = words[: -len("NOT NULL")].strip()
-        draft.columns.append((column, words, nullable, here))
+    draft.columns = _written(columns, here)
     if event_time is not None and watermark is not None:
         note_fault(f"stream {name}: event_time and watermark both", "keep watermark", here)
     if event_time is not None:
@@ -119,6 +119,87 @@ def stream(
         collector.statements.streams.append(draft)
     event_time_name = draft.event_time[0] if draft.event_time is not None else "_received_at"
     return ViewDefinition(name, event_time=event_time_name)
+
+
+def table(
+    name: str,
+    *,
+    key: Sequence[str],
+    columns: Mapping[str, str] | None = None,
+    source: str | ViewDefinition | None = None,
+    sequence_by: str | None = None,
+    delete_when: str | None = None,
+    except_columns: Sequence[str] = (),
+    tombstones: str | None = None,
+    history: bool | Mapping[str, str] = False,
+    partitions: int = 1,
+) -> None:
+    """Define a table, which keeps the newest row of each key. Its changes are posted, and then
+    `columns` gives each column's type as in SQL and `partitions` the number of partitions of the
+    changes; or they come from `source`, a stream, whose events that meet `delete_when` delete, and
+    whose columns it has without `except_columns`. `sequence_by` names the column that orders
+    changes, `tombstones` is how long a delete counts against older changes that come after it.
+    `history` is True or a mapping of `valid_from` (a column) and `for` (a length of time)."""
+    here = here_said()
+    what = f"table {name}"
+    draft = TableDraft(name, here, partitions=partitions, partitions_location=here)
+    if (columns is None) == (source is None):
+        found = "neither columns nor source" if columns is None else "both columns and source"
+        note_fault(f"{what}: {found}", _ONE_OF, here)
+        return
+    if columns is not None:
+        draft.columns = _written(columns, here)
+        if delete_when is not None or except_columns:
+            word = "delete_when" if delete_when is not None else "except_columns"
+            note_fault(f"{what}: {word} without source", "leave it out, or name the stream", here)
+    else:
+        if partitions != 1:
+            hint = "leave it out: the changes are in the partitions of the stream"
+            note_fault(f"{what}: partitions with source", hint, here)
+        draft.source = (_stream_name(what, source, here), here)
+    draft.key = [(column, here) for column in key]
+    draft.sequence = (sequence_by, here) if sequence_by is not None else None
+    if delete_when is not None:
+        draft.delete_when = read_expression(delete_when, here)
+    draft.left_out = [(column, here) for column in except_columns]
+    draft.tombstones = _within(tombstones, f"{what}: tombstones", here)
+    _say_history(draft, history, here)
+    collector = collector_in_force.get()
+    if collector is not None:
+        collector.statements.tables.append(draft)
+
+
+def _written(columns: Mapping[str, str], here: Location) -> list[WrittenColumn]:
+    written = []
+    for column, spelled in columns.items():
+        words = spelled.strip()
+        nullable = not words.upper().endswith("NOT NULL")
+        if not nullable:
+            words = words[: -len("NOT NULL")].strip()
+        written.append((column, words, nullable, here))
+    return written
+
+
+def _stream_name(what: str, source: str | ViewDefinition | None, here: Location) -> str:
+    if isinstance(source, ViewDefinition):
+        if source != ViewDefinition(source.source, event_time=source.event_time):
+            hint = "give the stream itself: a table has all of its events"
+            note_fault(f"{what}: source is more than a stream", hint, here)
+        return source.source
+    return source or ""
+
+
+def _say_history(draft: TableDraft, history: bool | Mapping[str, str], here: Location) -> None:
+    if history is False:
+        return
+    said = {} if history is True else dict(history)
+    what = f"table {draft.name}: history"
+    unknown = sorted(set(said) - {"valid_from", "for"})
+    if unknown:
+        note_fault(f"{what}: {unknown[0]!r} is not known", "valid_from and for", here)
+    draft.history = here
+    draft.valid_from = (said["valid_from"], here) if "valid_from" in said else None
+    draft.history_for = _within(said.get("for"), what, here)
 
 
 def _say_late(draft: StreamDraft, late: str | None, here: Location) -> None:

@@ -20,9 +20,17 @@ from sqlglot.tokenizer_core import Token
 from headrace.compile.faults import SourceText
 from headrace.model.errors import DefinitionError
 
-__all__ = ["canonical", "identifier", "parse_expression", "parse_tokens", "tokenize"]
+__all__ = [
+    "canonical",
+    "identifier",
+    "parse_expression",
+    "parse_expression_tokens",
+    "parse_tokens",
+    "tokenize",
+]
 
 _SPECIAL_SYNTAX = ("CAST", "TRY_CAST", "EXTRACT", "TRIM", "SUBSTRING", "SUBSTR", "POSITION")
+_A_VIEW = "a view is SELECT … FROM stream [WHERE …] [GROUP BY …] [HAVING …] in Spark SQL"
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -91,7 +99,9 @@ def parse_tokens(tokens: list[Token], source: SourceText) -> exp.Expr:
     return parsed[0]
 
 
-def _syntax_error(error: ParseError, tokens: list[Token], source: SourceText) -> DefinitionError:
+def _syntax_error(
+    error: ParseError, tokens: list[Token], source: SourceText, hint: str = _A_VIEW
+) -> DefinitionError:
     first = error.errors[0] if error.errors else {}
     line, column = first.get("line"), first.get("col")
     token = next((t for t in tokens if t.line == line and t.col == column), tokens[-1])
@@ -110,7 +120,7 @@ def _syntax_error(error: ParseError, tokens: list[Token], source: SourceText) ->
         )
     return DefinitionError(
         f"near {token.text!r}: {described}",
-        hint="a view is SELECT … FROM stream [WHERE …] [GROUP BY …] [HAVING …] in Spark SQL",
+        hint=hint,
         location=source.location(token.start),
     )
 
@@ -121,13 +131,23 @@ def parse_expression(text: str, source: SourceText | None = None) -> exp.Expr:
     tokens = tokenize(source)
     if not tokens:
         raise DefinitionError("an expression is missing", location=source.location(0))
+    return parse_expression_tokens(tokens, source)
+
+
+def parse_expression_tokens(
+    tokens: list[Token], source: SourceText, hint: str = _A_VIEW
+) -> exp.Expr:
+    """One expression out of some tokens of a text. Raises DefinitionError, with this hint, at the
+    first token that does not fit."""
     try:
-        parsed = _DIALECT.parser().parse_into(exp.Expr, tokens, text)
+        parsed = _DIALECT.parser().parse_into(exp.Expr, tokens, source.text)
     except ParseError as error:
-        raise _syntax_error(error, tokens, source) from error
+        raise _syntax_error(error, tokens, source, hint) from error
     if len(parsed) != 1 or parsed[0] is None:
         raise DefinitionError(
-            "one expression is expected", hint="no semicolon", location=source.location(0)
+            "one expression is expected",
+            hint="no semicolon",
+            location=source.location(tokens[0].start),
         )
     return parsed[0]
 

@@ -52,13 +52,17 @@ class Reader:
 
     def take(self, *words: str) -> bool:
         """Go past these words if all of them come next."""
-        ahead = self.tokens[self.position : self.position + len(words)]
-        if [token.text.upper() for token in ahead] != list(words):
-            return False
-        if any(token.token_type in (TokenType.IDENTIFIER, TokenType.STRING) for token in ahead):
+        if not self._is_next(words):
             return False
         self.position += len(words)
         return True
+
+    def _is_next(self, words: tuple[str, ...]) -> bool:
+        ahead = self.tokens[self.position : self.position + len(words)]
+        if [token.text.upper() for token in ahead] != list(words):
+            return False
+        quoted = (TokenType.IDENTIFIER, TokenType.STRING)
+        return not any(token.token_type in quoted for token in ahead)
 
     def expect(self, word: str, hint: str) -> None:
         if not self.take(word):
@@ -97,6 +101,18 @@ class Reader:
             return ""
         start, end = self.tokens[first].start, self.tokens[self.position - 1].end
         return self.source.text[start : end + 1]
+
+    def tokens_until(self, *phrases: tuple[str, ...]) -> list[Token]:
+        """The tokens up to one of the phrases on the outermost level, which is left, or to the
+        end."""
+        depth, first = 0, self.position
+        while not self.at_end() and not (depth == 0 and any(self._is_next(p) for p in phrases)):
+            text = self.tokens[self.position].text
+            depth += (text == "(") - (text == ")")
+            self.position += 1
+        if first == self.position:
+            return []
+        return self._tokens[self.tokens[first].token : self.tokens[self.position - 1].token + 1]
 
     def rest(self) -> list[Token]:
         """The tokens not yet read."""

@@ -1,4 +1,5 @@
-"""SQL text → statements: CREATE STREAM by our own parser, CREATE MATERIALIZED VIEW by sqlglot's.
+"""SQL text → statements: CREATE STREAM and CREATE TABLE by our own parser, the query of a view by
+sqlglot's.
 
 Every fault of a file is found: a statement that cannot be read is skipped up to its semicolon.
 """
@@ -14,11 +15,14 @@ from headrace.compile.faults import Faults, SourceText
 from headrace.compile.sql.dialect import parse_tokens, tokenize
 from headrace.compile.sql.reader import Reader
 from headrace.compile.sql.stream_clauses import read_stream
+from headrace.compile.sql.table_clauses import read_table
 from headrace.compile.streams.draft import StreamDraft
+from headrace.compile.tables.draft import TableDraft
 from headrace.model.errors import DefinitionError, Location
 
 __all__ = ["Statements", "ViewStatement", "read_statements"]
 
+_DEFINITIONS = "CREATE STREAM …, CREATE TABLE … or CREATE MATERIALIZED VIEW … AS SELECT …"
 _EMIT = ["EMIT", "ON", "WINDOW", "CLOSE"]
 _AFTER_EMIT = (["ON"], ["CHANGES"], ["FINAL"], ["AFTER"], ["WITH"])
 
@@ -37,8 +41,9 @@ class Statements:
     """What the files of a project define, in the order written."""
 
     streams: list[StreamDraft] = field(default_factory=list)
+    tables: list[TableDraft] = field(default_factory=list)
     views: list[ViewStatement] = field(default_factory=list)
-    unreadable: set[str] = field(default_factory=set)  # streams, in lower case
+    unreadable: set[str] = field(default_factory=set)  # streams and tables, in lower case
 
 
 def read_statements(source: SourceText, into: Statements, faults: Faults) -> None:
@@ -54,7 +59,7 @@ def read_statements(source: SourceText, into: Statements, faults: Faults) -> Non
         except DefinitionError as error:
             faults.add(error.message, error.hint, error.location)
             create, kind, name, *_ = [*(token.text.lower() for token in statement), "", "", ""]
-            if (create, kind) == ("create", "stream"):
+            if create == "create" and kind in ("stream", "table"):
                 into.unreadable.add(name)
 
 
@@ -76,7 +81,7 @@ def _read_statement(
     if not reader.take("CREATE"):
         raise reader.error(
             f"a definition begins with CREATE, not {first}",
-            "CREATE STREAM … or CREATE MATERIALIZED VIEW … AS SELECT …",
+            _DEFINITIONS,
         )
     if reader.take("OR"):
         raise reader.error(
@@ -85,6 +90,8 @@ def _read_statement(
         )
     if reader.take("STREAM"):
         into.streams.append(read_stream(reader, faults))
+    elif reader.take("TABLE"):
+        into.tables.append(read_table(reader, faults))
     elif reader.take("MATERIALIZED"):
         into.views.append(_read_view(reader))
     elif reader.peek().upper() == "VIEW":
@@ -94,7 +101,7 @@ def _read_statement(
     else:
         raise reader.error(
             f"CREATE {reader.peek()} is not known",
-            "CREATE STREAM … or CREATE MATERIALIZED VIEW … AS SELECT …",
+            _DEFINITIONS,
         )
 
 

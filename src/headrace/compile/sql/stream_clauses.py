@@ -5,11 +5,21 @@ from __future__ import annotations
 import re
 
 from headrace.compile.faults import Faults, closest
-from headrace.compile.sql.intervals import IntervalError, parse_interval
+from headrace.compile.sql.parts import (
+    ENDS,
+    expect_words,
+    read_clauses,
+    read_column,
+    read_interval,
+    read_items,
+    read_names,
+    read_partitions,
+    read_within,
+)
 from headrace.compile.sql.reader import Reader
-from headrace.compile.streams.draft import Named, StreamDraft, Within
+from headrace.compile.streams.draft import StreamDraft
 from headrace.model.definitions import Retention, RetentionAction
-from headrace.model.errors import Location
+from headrace.model.errors import DefinitionError
 
 __all__ = ["parse_size", "read_stream"]
 
@@ -29,7 +39,7 @@ _CLAUSES = (
     "INTO",
     "RETAIN",
 )
-_PARTS = ("UP", "THEN", "WITHIN", "SKEW", "CAP")  # words inside a clause that end a length of time
+_A_KEY = "leave it out; CREATE TABLE name (… PRIMARY KEY (column)) keeps the newest row of each key"
 
 
 def read_stream(reader: Reader, faults: Faults) -> StreamDraft:
@@ -38,40 +48,25 @@ def read_stream(reader: Reader, faults: Faults) -> StreamDraft:
         raise reader.error("IF NOT EXISTS has no meaning in a definition", "leave it out")
     name, location = reader.name("the stream's name")
     draft = StreamDraft(name, location)
-    reader.expect("(", "CREATE STREAM name (column TYPE [NOT NULL], …)")
-    while True:
-        draft.columns.append(_read_column(reader))
-        if not reader.take(","):
-            break
-    if not reader.take(")"):
-        raise reader.error(
-            f"expected , or ), not {reader.peek()}",
-            "a column is name TYPE [NOT NULL], with a comma before the next one",
-        )
-    seen: set[str] = set()
-    while not reader.at_end():
-        place, word = reader.location(), reader.peek().upper()
-        if word in seen or (word in ("EVENT", "WATERMARK") and draft.event_time):
-            faults.add(f"stream {name}: {word} is said twice", "keep one of them", place)
-        seen.add(word)
+    begins = "CREATE STREAM name (column TYPE [NOT NULL], …)"
+    read_items(reader, begins, lambda: _read_item(reader, draft))
+    for _ in read_clauses(reader, f"stream {name}", faults, {"EVENT": "WATERMARK"}):
         _read_clause(reader, draft, faults)
     return draft
 
 
-def _read_column(reader: Reader) -> tuple[str, str, bool, Location]:
-    name, location = reader.name("a column's name")
-    spelled = reader.text_until("NOT", ",", ")", "NULL", "COMMENT", "DEFAULT")
-    if not spelled:
-        raise reader.error(f"column {name} has no type", "name TYPE [NOT NULL], as in id STRING")
-    nullable = True
-    if reader.take("NOT"):
-        reader.expect("NULL", "NOT NULL")
-        nullable = False
-    elif reader.peek().upper() in ("COMMENT", "DEFAULT", "NULL"):
-        raise reader.error(
-            f"{reader.peek().upper()} is not part of a stream's column", "name TYPE [NOT NULL]"
+def _read_item(reader: Reader, draft: StreamDraft) -> None:
+    _refuse_key(reader, draft)
+    draft.columns.append(read_column(reader, "stream"))
+    _refuse_key(reader, draft)
+
+
+def _refuse_key(reader: Reader, draft: StreamDraft) -> None:
+    place = reader.location()
+    if reader.take("PRIMARY", "KEY"):
+        raise DefinitionError(
+            f"stream {draft.name}: a stream has no PRIMARY KEY", hint=_A_KEY, location=place
         )
-    return name, spelled, nullable, location
 
 
 def _read_clause(reader: Reader, draft: StreamDraft, faults: Faults) -> None:
@@ -79,45 +74,42 @@ def _read_clause(reader: Reader, draft: StreamDraft, faults: Faults) -> None:
         draft.event_time = reader.name("the event time column")
         if reader.take("DELAY"):
             reader.expect("OF", "WATERMARK column DELAY OF INTERVAL 5 SECONDS")
-            delay = _read_interval(reader, f"stream {draft.name}: DELAY", faults)
+            delay = read_interval(reader, f"stream {draft.name}: DELAY", faults)
             draft.delay_microseconds = delay or 0
     elif reader.take("EVENT", "TIME"):
         draft.event_time = reader.name("the event time column")
     elif reader.take("LATE"):
         draft.late = reader.name("REVISE, SIDE, DROP or HALT")
         if reader.take("WITHIN"):
-            draft.late_within = _read_within(reader, f"stream {draft.name}: WITHIN", faults)
+            draft.late_within = read_within(reader, f"stream {draft.name}: WITHIN", faults)
     elif reader.take("FUTURE"):
-        _expect(reader, "UP", "TO", hint="FUTURE UP TO INTERVAL 1 HOUR")
-        draft.future = _read_within(reader, f"stream {draft.name}: FUTURE", faults)
+        expect_words(reader, "UP", "TO", hint="FUTURE UP TO INTERVAL 1 HOUR")
+        draft.future = read_within(reader, f"stream {draft.name}: FUTURE", faults)
     elif reader.take("IDLE"):
-        _expect(reader, "AFTER", hint="IDLE AFTER INTERVAL 30 SECONDS")
-        draft.idle = _read_within(reader, f"stream {draft.name}: IDLE", faults)
+        expect_words(reader, "AFTER", hint="IDLE AFTER INTERVAL 30 SECONDS")
+        draft.idle = read_within(reader, f"stream {draft.name}: IDLE", faults)
     elif reader.take("EXPECT"):
-        _expect(reader, "EVERY", hint="EXPECT EVERY INTERVAL 1 MINUTE")
-        draft.expect = _read_within(reader, f"stream {draft.name}: EXPECT", faults)
+        expect_words(reader, "EVERY", hint="EXPECT EVERY INTERVAL 1 MINUTE")
+        draft.expect = read_within(reader, f"stream {draft.name}: EXPECT", faults)
     elif reader.take("SENT"):
         _read_clocks(reader, draft, faults)
     elif reader.take("DEDUPLICATE"):
         hint = "DEDUPLICATE BY (column, …) WITHIN INTERVAL 1 HOUR"
-        _expect(reader, "BY", hint=hint)
-        draft.deduplicate_by = _read_names(reader, hint)
+        expect_words(reader, "BY", hint=hint)
+        draft.deduplicate_by = read_names(reader, hint)
         reader.expect("WITHIN", hint)
         what = f"stream {draft.name}: DEDUPLICATE"
-        draft.deduplicate_within = _read_within(reader, what, faults)
+        draft.deduplicate_within = read_within(reader, what, faults)
     elif reader.take("NUMBERED"):
         hint = "NUMBERED BY number PER (column, …)"
-        _expect(reader, "BY", hint=hint)
+        expect_words(reader, "BY", hint=hint)
         draft.numbered_by = reader.name("the column with the event's number")
         reader.expect("PER", hint)
-        draft.numbered_per = _read_names(reader, hint)
+        draft.numbered_per = read_names(reader, hint)
     elif reader.take("PARTITION", "BY"):
-        draft.partition_by = _read_names(reader, "PARTITION BY (column, …) INTO 4 PARTITIONS")
+        draft.partition_by = read_names(reader, "PARTITION BY (column, …) INTO 4 PARTITIONS")
     elif reader.take("INTO"):
-        draft.partitions_location = reader.location()
-        draft.partitions = reader.number("the number of partitions")
-        if not reader.take("PARTITIONS"):
-            reader.expect("PARTITION", "INTO 4 PARTITIONS")
+        draft.partitions, draft.partitions_location = read_partitions(reader)
     elif reader.take("RETAIN"):
         _read_retention(reader, draft, faults)
     else:
@@ -130,50 +122,13 @@ def _read_clause(reader: Reader, draft: StreamDraft, faults: Faults) -> None:
         )
 
 
-def _expect(reader: Reader, *words: str, hint: str) -> None:
-    for word in words:
-        reader.expect(word, hint)
-
-
-def _read_names(reader: Reader, hint: str) -> list[Named]:
-    names = []
-    reader.expect("(", hint)
-    while True:
-        names.append(reader.name("a column"))
-        if not reader.take(","):
-            break
-    reader.expect(")", hint)
-    return names
-
-
-def _read_within(reader: Reader, what: str, faults: Faults) -> Within | None:
-    location = reader.location()
-    microseconds = _read_interval(reader, what, faults)
-    return None if microseconds is None else (microseconds, location)
-
-
 def _read_clocks(reader: Reader, draft: StreamDraft, faults: Faults) -> None:
     draft.sent = reader.name("the column with the time an event was sent")
     if reader.take("SKEW"):
-        _expect(reader, "OVER", hint="SENT column SKEW OVER INTERVAL 2 SECONDS")
-        draft.skew = _read_within(reader, f"stream {draft.name}: SKEW", faults)
+        expect_words(reader, "OVER", hint="SENT column SKEW OVER INTERVAL 2 SECONDS")
+        draft.skew = read_within(reader, f"stream {draft.name}: SKEW", faults)
     if reader.take("CAP"):
-        draft.cap = _read_within(reader, f"stream {draft.name}: CAP", faults)
-
-
-def _read_interval(reader: Reader, what: str, faults: Faults) -> int | None:
-    """None where a fault was noted."""
-    location = reader.location()
-    text = reader.text_until(*_PARTS, *_CLAUSES).replace("'", "")
-    try:
-        microseconds = parse_interval(text)
-    except IntervalError as error:
-        faults.add(f"{what}: {error}", "write it as INTERVAL 5 SECONDS or 7 DAYS", location)
-        return None
-    if microseconds < 0:
-        faults.add(f"{what}: {text!r} is negative", "a length of time from 0 up", location)
-        return None
-    return microseconds
+        draft.cap = read_within(reader, f"stream {draft.name}: CAP", faults)
 
 
 def _read_retention(reader: Reader, draft: StreamDraft, faults: Faults) -> None:
@@ -182,11 +137,11 @@ def _read_retention(reader: Reader, draft: StreamDraft, faults: Faults) -> None:
     action = RetentionAction.DELETE
     what = f"stream {draft.name}: RETAIN"
     if reader.peek().upper() not in ("UP", "THEN"):
-        age = _read_interval(reader, what, faults)
+        age = read_interval(reader, what, faults)
     if reader.take("UP"):
         reader.expect("TO", "RETAIN 7 DAYS UP TO 10 GB")
         location = reader.location()
-        text = reader.text_until("THEN", *_CLAUSES)
+        text = reader.text_until(*ENDS)
         try:
             bytes_max = parse_size(text)
         except ValueError as error:

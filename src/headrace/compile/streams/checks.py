@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from headrace.compile.faults import Faults, closest, nearest
-from headrace.compile.streams.draft import UNKNOWN, StreamDraft, choose_columns
+from headrace.compile.streams.draft import UNKNOWN, StreamDraft, WrittenColumn, choose_columns
 from headrace.compile.streams.event_sequences import check_numbering
 from headrace.compile.streams.time import (
     check_bounds,
@@ -23,7 +24,7 @@ from headrace.model.definitions import (
 from headrace.model.errors import Location
 from headrace.model.types import TypeSyntaxError, parse_type
 
-__all__ = ["NAME", "check_name", "check_stream", "known_part"]
+__all__ = ["NAME", "check_columns", "check_name", "check_partitions", "check_stream", "known_part"]
 
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,127}\Z")
 
@@ -43,19 +44,14 @@ def check_stream(draft: StreamDraft, faults: Faults) -> Stream | None:
     before = len(faults.errors)
     what = f"stream {draft.name}"
     check_name(draft.name, "stream", draft.location, faults)
-    columns = _check_columns(draft, faults)
+    columns = check_columns(what, draft.columns, draft.location, faults)
     by_name = {column.name.lower(): column for column in columns}
     event_time = _check_event_time(draft, by_name, faults)
     late = check_late(draft, faults)
     check_bounds(draft, faults)
     clocks = check_clocks(draft, by_name, faults)
     partition_by = choose_columns(f"{what}: PARTITION BY", draft.partition_by, by_name, faults)
-    if not 1 <= draft.partitions <= PARTITIONS_MAX:
-        faults.add(
-            f"{what}: {draft.partitions} partitions",
-            f"from 1 to {PARTITIONS_MAX} partitions",
-            draft.partitions_location or draft.location,
-        )
+    check_partitions(what, draft.partitions, draft.partitions_location or draft.location, faults)
     deduplication = check_deduplication(draft, by_name, faults)
     numbering = check_numbering(draft, by_name, faults)
     if len(faults.errors) > before:
@@ -84,18 +80,25 @@ def known_part(draft: StreamDraft) -> Stream:
     """A faulty stream, as far as it goes: its views are checked against what is right in it, or
     was meant."""
     ignored = Faults()
-    columns = _check_columns(draft, ignored)
+    columns = check_columns("", draft.columns, draft.location, ignored)
     event_time = draft.event_time[0] if draft.event_time is not None else None
     if event_time is not None:
         event_time = nearest(event_time, [column.name for column in columns]) or event_time
     return Stream(draft.name, tuple(columns), event_time=event_time, location=draft.location)
 
 
-def _check_columns(draft: StreamDraft, faults: Faults) -> list[Column]:
+def check_partitions(what: str, partitions: int, location: Location, faults: Faults) -> None:
+    if not 1 <= partitions <= PARTITIONS_MAX:
+        hint = f"from 1 to {PARTITIONS_MAX} partitions"
+        faults.add(f"{what}: {partitions} partitions", hint, location)
+
+
+def check_columns(
+    what: str, written: Sequence[WrittenColumn], place: Location, faults: Faults
+) -> list[Column]:
     columns: list[Column] = []
     seen: set[str] = set()
-    what = f"stream {draft.name}"
-    for name, spelled, nullable, location in draft.columns:
+    for name, spelled, nullable, location in written:
         check_name(name, f"{what}: column", location, faults)
         if name.lower() in seen:
             faults.add(f"{what}: two columns named {name}", "rename one of them", location)
@@ -106,10 +109,8 @@ def _check_columns(draft: StreamDraft, faults: Faults) -> list[Column]:
         except TypeSyntaxError as error:
             faults.add(f"{what}: column {name}: {error}", "choose an accepted type", location)
             columns.append(Column(name, UNKNOWN, nullable, location))
-    if len(draft.columns) > COLUMNS_MAX:
-        faults.add(
-            f"{what} has {len(draft.columns)} columns", f"at most {COLUMNS_MAX}", draft.location
-        )
+    if len(written) > COLUMNS_MAX:
+        faults.add(f"{what} has {len(written)} columns", f"at most {COLUMNS_MAX}", place)
     return columns
 
 

@@ -1,4 +1,4 @@
-"""A stream as written, before it is checked."""
+"""A stream as written, before it is checked, and what it shares with a table."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from headrace.model.definitions import Column, Retention
 from headrace.model.errors import Location
 from headrace.model.types import DataType
 
-__all__ = ["UNKNOWN", "Named", "StreamDraft", "Within", "choose_columns"]
+__all__ = ["UNKNOWN", "Named", "StreamDraft", "Within", "WrittenColumn", "choose_columns"]
 
 UNKNOWN = DataType("UNKNOWN")  # of a column whose type could not be read
 Named = tuple[str, Location]
 Within = tuple[int, Location]  # microseconds
+WrittenColumn = tuple[str, str, bool, Location]  # name, type as spelled, whether it may be NULL
 
 
 @dataclass
@@ -23,7 +24,7 @@ class StreamDraft:
 
     name: str
     location: Location
-    columns: list[tuple[str, str, bool, Location]] = field(default_factory=list)
+    columns: list[WrittenColumn] = field(default_factory=list)
     event_time: Named | None = None
     delay_microseconds: int = 0
     late: Named | None = None
@@ -45,19 +46,25 @@ class StreamDraft:
 
 
 def choose_columns(
-    what: str, chosen: Sequence[Named], by_name: Mapping[str, Column], faults: Faults
+    what: str,
+    chosen: Sequence[Named],
+    by_name: Mapping[str, Column],
+    faults: Faults,
+    *,
+    of_any_type: bool = False,
 ) -> tuple[str, ...]:
-    """Columns of a simple type, each once, in the stream's own spelling."""
+    """Columns of a simple type (or `of_any_type`), each once, in their own spelling."""
     names: list[str] = []
     for name, location in chosen:
         column = by_name.get(name.lower())
         if column is None:
             faults.add(
                 f"{what} column {name} does not exist",
-                closest(name, by_name) or "name one of the stream's columns",
+                closest(name, by_name)
+                or f"columns are {', '.join(c.name for c in by_name.values())}",
                 location,
             )
-        elif column.type.is_nested:
+        elif column.type.is_nested and not of_any_type:
             faults.add(
                 f"{what} column {name} is {column.type}",
                 "name columns of a simple type",

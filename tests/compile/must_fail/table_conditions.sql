@@ -1,0 +1,14 @@
+CREATE STREAM changes (id STRING, op STRING, at TIMESTAMP NOT NULL, size INT);
+CREATE TABLE a FROM changes KEY (id) APPLY AS DELETE WHEN opp = 'd';
+CREATE TABLE b FROM changes KEY (id) APPLY AS DELETE WHEN count(*) > 1 SEQUENCE BY at;
+CREATE TABLE c FROM changes KEY (id) APPLY AS DELETE WHEN at < current_timestamp() OR rand() > 0.5;
+CREATE TABLE d FROM changes APPLY AS DELETE WHEN row_number() OVER (ORDER BY at) > 1 KEY (id);
+CREATE TABLE e FROM changes KEY (id) APPLY AS DELETE WHEN op IN (SELECT op FROM changes);
+CREATE TABLE f FROM changes KEY (id) APPLY AS DELETE WHEN op;
+CREATE TABLE g FROM changes KEY (id) APPLY AS DELETE WHEN;
+CREATE TABLE h FROM changes KEY (id) APPLY AS DELETE WHEN op = = 'd' SEQUENCE BY at;
+CREATE TABLE i FROM changes KEY (id) APPLY AS DELETE WHEN size + 1 TOMBSTONES FOR INTERVAL 1 DAY;
+CREATE TABLE j FROM changes KEY (id) APPLY AS TRUNCATE WHEN op = 't';
+CREATE TABLE k FROM changes KEY (id) APPLY AS DELETE WHEN startswth(op, 'd');
+CREATE TABLE l FROM changes KEY (id) APPLY AS DELETE WHEN (op = 'd';
+CREATE TABLE m FROM changes KEY (id) APPLY AS DELETE WHEN window(at, '1 hour').start < at;

@@ -194,12 +194,16 @@ def test_python_definitions_in_the_documents_equal_the_shop(tmp_path: Path) -> N
     from headrace.compile import load_project, parse_sql
     from headrace.demo.shop import definitions
 
-    shop, sliding = _blocks(DOCS / "reference" / "python.md", "python")
+    shop, sliding, tables = _blocks(DOCS / "reference" / "python.md", "python")
     (tmp_path / "headrace.toml").write_text("")
     (tmp_path / "shop.py").write_text(shop)
     assert load_project(tmp_path).views == parse_sql(definitions()).views
     (tmp_path / "shop.py").write_text(sliding)
     assert [view.name for view in load_project(tmp_path).views] == ["averages"]
+    (tmp_path / "shop.py").write_text(tables)
+    in_sql = [b for b in _blocks(DOCS / "reference" / "sql.md", "sql") if "CREATE TABLE" in b]
+    accounts = parse_sql("".join(in_sql)).view("accounts")
+    assert load_project(tmp_path).view("accounts") == accounts
 
 
 def test_json_in_the_documents_is_json() -> None:

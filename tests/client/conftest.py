@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
@@ -108,7 +108,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, b'{"state":"durable"}')
             return
         ledger.seen.append(headers)
-        stream = parse_qs(urlsplit(self.path).query)["name"][0]
+        address = urlsplit(self.path)
+        of_table = address.path.removeprefix("/v1/tables/")
+        is_table = of_table != address.path
+        stream = unquote(of_table) if is_table else parse_qs(address.query)["name"][0]
         fault = ledger.take_fault()
         if ledger.refuse is not None:
             status, document = ledger.refuse

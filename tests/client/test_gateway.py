@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -10,9 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -22,11 +25,12 @@ from headrace.client.outbox import Limits
 from headrace.compile import load_project
 from headrace.log.embedded.backend import open_reader
 from headrace.model.covers import Covers
-from headrace.model.errors import RefusedError
+from headrace.model.errors import ClientError, RefusedError
 from headrace.model.settings import load_settings
 
 DEFINITIONS = """
 CREATE STREAM payments (n BIGINT NOT NULL, amount DECIMAL(18, 2)) INTO 1 PARTITIONS;
+CREATE TABLE customers (id STRING PRIMARY KEY, tier STRING NOT NULL);
 """
 
 
@@ -73,7 +77,7 @@ def gateway(tmp_path: Path, until: Callable[..., None]) -> Iterator[Gateway]:
 
 
 def _stored(client: Client) -> int:
-    (stream,) = client.streams()
+    stream = next(stream for stream in client.streams() if stream["name"] == "payments")
     return sum(stream["ends"]) - sum(stream["starts"])
 
 
@@ -130,6 +134,73 @@ def test_a_client_without_a_name_is_retired_when_it_is_closed(gateway: Gateway) 
     names = {client.producer: True, "till": False, asyncio.run(send()): True}
     page = httpx.get(f"{url}/v1/streams/payments/completeness").json()
     assert {p["producer"]: p["retired"] for p in page["producers"]} == names
+
+
+@dataclasses.dataclass
+class CustomerKey:
+    id: str
+
+
+CHANGES = [("a", "gold", None), ("b", "iron", None), ("a", None, "delete"), ("b", None, "delete"),
+           ("a", "tin", None)]  # fmt: skip
+
+
+def _changes(gateway: Gateway) -> list[tuple[Any, ...]]:
+    settings = load_settings(gateway.directory, {})
+    with closing(
+        open_reader(settings.log_directory, load_project(gateway.directory).streams)
+    ) as reader:
+        batches = reader.read(
+            "customers", 0, *reader.starts("customers"), *reader.ends("customers")
+        )
+        rows = [row for piece in batches for row in piece.batch.to_pylist()]
+    return [(row["id"], row["tier"], row["_op"]) for row in rows]
+
+
+def test_upserts_and_deletes_are_stored_in_the_order_given(gateway: Gateway) -> None:
+    url = gateway.start()
+    told: list[Quarantined] = []
+    with Client(url, on_quarantined=told.append) as client:
+        client.upsert("customers", [{"id": "a", "tier": "gold"}, {"id": "b", "tier": "iron"}])
+        client.send("payments", {"n": 1})
+        assert client.delete("Customers", ({"id": key, "tier": 5} for key in "ab")) == 2
+        client.upsert("customers", {"id": "a", "tier": "tin"})
+        client.upsert("customers", {"id": "c"})
+        client.flush()
+        assert Covers.read(client._sender.covers()).ends == {"payments": (1,), "customers": (5,)}
+        assert (client.counts.accepted, client.counts.quarantined) == (6, 1)
+        assert [(q.stream.lower(), q.sequence, q.event) for q in told] == [
+            ("customers", 5, b'{"id":"c"}')
+        ]
+    assert _changes(gateway) == CHANGES
+
+    async def change() -> None:
+        async with AsyncClient(url) as other:
+            await other.upsert("customers", {"id": "x", "tier": "y"})
+            await other.delete("customers", CustomerKey("x"))
+
+    asyncio.run(change())
+    assert _changes(gateway)[5:] == [("x", "y", None), ("x", None, "delete")]
+    page = httpx.get(f"{url}/v1/streams/customers/completeness").json()
+    assert [producer["retired"] for producer in page["producers"]] == [True, True]
+
+
+def test_a_table_takes_no_events_and_a_stream_no_changes(gateway: Gateway) -> None:
+    with Client(gateway.start()) as client:
+        client.send("customers", {"id": "a", "tier": "x"})
+        with pytest.raises(RefusedError, match="customers is a table, not a stream"):
+            client.flush()
+        client.upsert("payments", {"n": 1})
+        with pytest.raises(RefusedError, match="payments is a stream, not a table"):
+            client.flush()
+        client.upsert("customers", {"id": "a", "tier": "x"})  # a line of numbers of its own
+        client.flush()
+    assert _changes(gateway) == [("a", "x", None)]
+
+
+def test_a_key_is_a_mapping(gateway: Gateway) -> None:
+    with Client(gateway.start()) as client, pytest.raises(ClientError, match="not str"):
+        client.delete("customers", ["a"])
 
 
 def test_an_unknown_stream_is_refused(gateway: Gateway) -> None:

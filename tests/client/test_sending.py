@@ -50,6 +50,17 @@ def test_spellings_of_a_stream_share_one_line_of_numbers(ledger: Any, url: str) 
     assert ledger.first_sequences("payments") == [0, 2, 4, 6]
 
 
+def test_changes_of_a_table_are_stored_once_in_the_order_given(ledger: Any, url: str) -> None:
+    ledger.faults = deque(["drop-after", "503", "truncate"])
+    with Client(url, limits=Limits(batch_events_max=2, batch_seconds_max=60)) as client:
+        for n in range(5):
+            client.upsert("Cust/omers", {"n": n})
+            client.delete("cust/omers", {"n": n})
+    assert _numbers(ledger, "cust/omers") == [n for n in range(5) for _ in range(2)]
+    changes = [json.loads(change) for change in ledger.stored["cust/omers"]]
+    assert [change.get("_op") for change in changes] == [None, "delete"] * 5
+
+
 def test_one_event_goes_out_by_age_alone(ledger: Any, url: str, until: Any) -> None:
     with Client(url) as client:
         client.send("payments", {"n": 1})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -11,12 +12,23 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from project_with_tables import CUSTOMERS
 
+from headrace.compile import parse_sql
 from headrace.formats.arrow_stream import ArrowDecoder
 from headrace.formats.changes import as_delete
 from headrace.formats.json_batch import LINES_CUT_MIN, JsonDecoder
 
+CUSTOMERS, PRICES = parse_sql(
+    """
+    CREATE TABLE customers (
+      id STRING PRIMARY KEY, name STRING, tier STRING NOT NULL, spent DECIMAL(10, 2),
+      tags ARRAY<STRING>
+    );
+    CREATE TABLE prices (
+      model STRING PRIMARY KEY, price DECIMAL(12, 6), start TIMESTAMP, version BIGINT
+    ) SEQUENCE BY version WITH HISTORY VALID FROM start;
+    """
+).streams
 DECODER = JsonDecoder(CUSTOMERS, line_bytes_max=4_096, nesting_max=8)
 NAMES = [column.name for column in CUSTOMERS.columns]
 OPERATIONS = [None, "upsert", "delete", "Delete", "", 1]
@@ -154,3 +166,36 @@ def test_a_record_that_says_its_operation_keeps_it() -> None:
     assert as_delete(b'{"id":"a","_op":"upsert"}') == b'{"id":"a","_op":"upsert"}'
     assert json.loads(as_delete(b'{"id":"a","_op":null}')) == {"id": "a", "_op": "delete"}
     assert as_delete(b"[1]") == b"[1]"
+
+
+def test_a_delete_of_a_sequenced_table_says_its_place_too() -> None:
+    """And may say from when it is valid; its price does not count."""
+    at = "2026-01-01T00:00:00Z"
+    given_rows = [
+        {"model": "a", "price": "1.5", "start": at, "version": 7, "_op": "delete"},
+        {"model": "a", "version": 8, "_op": "delete"},
+        {"model": "a", "_op": "delete"},
+        {"model": "a"},
+    ]
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    nothing = {"price": None, "start": None, "version": None, "_op": None}
+    wanted = [
+        {"model": "a", "price": None, "start": moment, "version": 7, "_op": "delete"},
+        {**nothing, "model": "a", "version": 8, "_op": "delete"},
+        {**nothing, "model": "a"},
+    ]
+    decoder = JsonDecoder(PRICES, line_bytes_max=4_096, nesting_max=8)
+    lines = [json.dumps(row).encode() for row in given_rows]
+    reason = "column version BIGINT SEQUENCE BY, needed by a delete: is"
+    for times in (1, 10):  # one by one, and many at once
+        found = decoder.decode(lines * times)
+        assert decoded(found.batches) == wanted * times
+        assert found.rejected == [(4 * n + 2, f"{reason} missing") for n in range(times)]
+    schema = pa.schema([pa.field(c.name, c.type.arrow) for c in PRICES.columns])
+    typed = [
+        {**row, "price": Decimal(row["price"]), "start": moment} if "price" in row else row
+        for row in given_rows
+    ]
+    found, _, _ = ArrowDecoder(PRICES).decode(arrow_body(typed, schema), 10)
+    assert decoded(found.batches) == wanted
+    assert found.rejected == [(2, f"{reason} null or missing")]

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import project_with_tables
 import pytest
-from project_with_tables import load_project_with_tables
 from waiting import wait_until
 
+from headrace.compile import load_project
 from headrace.log.embedded.backend import open_reader
 from headrace.model.settings import load_settings
 
@@ -29,6 +28,13 @@ CREATE STREAM transactions (
 WATERMARK created_at DELAY OF INTERVAL 5 SECONDS
 LATE REVISE
 PARTITION BY (user_id) INTO 4 PARTITIONS;
+
+CREATE TABLE customers (
+  id STRING PRIMARY KEY, name STRING, tier STRING NOT NULL, spent DECIMAL(10, 2),
+  tags ARRAY<STRING>
+) INTO 2 PARTITIONS;
+
+CREATE TABLE users FROM transactions KEY (user_id);
 
 CREATE STREAM notes (text STRING NOT NULL, weight DOUBLE) INTO 3 PARTITIONS;
 
@@ -69,7 +75,7 @@ class Gateway:
         run_file.unlink(missing_ok=True)
         with (self.directory / "gateway.log").open("ab") as log_file:
             self.process = subprocess.Popen(
-                [sys.executable, project_with_tables.__file__, str(self.directory)],
+                [sys.executable, "-m", "headrace.gateway", str(self.directory)],
                 stdout=log_file,
                 stderr=log_file,
                 env={**os.environ, "PYTHONFAULTHANDLER": "1"},
@@ -123,9 +129,7 @@ class Gateway:
 
     def stored(self, stream: str = "transactions") -> list[dict[str, Any]]:
         """Every event in the log, partition by partition."""
-        reader = open_reader(
-            self.settings.log_directory, load_project_with_tables(self.directory).streams
-        )
+        reader = open_reader(self.settings.log_directory, load_project(self.directory).streams)
         try:
             rows = []
             starts, ends = reader.starts(stream), reader.ends(stream)

@@ -11,8 +11,9 @@ import msgspec
 
 from headrace.model.errors import ClientError
 
-__all__ = ["encode_event", "events_of"]
+__all__ = ["encode_delete", "encode_event", "events_of"]
 
+_DELETING = b'"_op":"delete"}'
 _encoder = msgspec.json.Encoder(decimal_format="string", uuid_format="canonical")
 
 
@@ -29,11 +30,19 @@ def encode_event(event: Any) -> bytes:
     if not line.startswith(b"{"):
         raise ClientError(
             f"an event is a mapping from column to value, not {type(event).__name__}",
-            hint='send("stream", {"column": value})',
+            hint='send("stream", {"column": value}), delete("table", {"key": value})',
         )
     if b"null" in line:  # what msgspec makes of a NaN; the check is cheap where there is none
         return _encoder.encode(_with_texts_for_non_finite(event))
     return line
+
+
+def encode_delete(key: Any) -> bytes:
+    """The line that deletes the row of a table with this key. Raises ClientError as for events."""
+    if isinstance(key, Mapping):
+        return encode_event({**key, "_op": "delete"})
+    line = encode_event(key)
+    return line[:-1] + (b"," if len(line) > 2 else b"") + _DELETING
 
 
 def _with_texts_for_non_finite(value: Any) -> Any:
@@ -68,6 +77,7 @@ def events_of(given: Any) -> Iterator[Any]:
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise ClientError(
             f"an event is a mapping from column to value, not {type(given).__name__}",
-            hint='send("stream", {"column": value}), or an iterable of such mappings',
+            hint='send("stream", {"column": value}), or an iterable of such mappings; '
+            'delete("table", {"key": value}) likewise',
         )
     yield from given

@@ -1,8 +1,8 @@
 """Events on their way to the server: the part of sending that does no I/O and knows no clock.
 
-Each stream has its own line of sequence numbers, counted from 0, and at most one batch under way,
-so that events are stored in the order they were given. However a stream's name is spelled, it is
-one line, as it is for the server. A batch never changes after it was first
+Each stream and each table has its own line of sequence numbers, counted from 0, and at most one
+batch under way, so that events and changes are stored in the order they were given. However a name
+is spelled, it is one line, as it is for the server. A batch never changes after it was first
 sent: the server recognises its retry by producer, epoch and first sequence number, and stores
 nothing twice.
 """
@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -48,7 +49,8 @@ class Limits:
 
 @dataclass(frozen=True)
 class Quarantined:
-    """An event the server has kept as a dead letter: stored, but not in the stream."""
+    """An event, or a change of the table that `stream` names then, that the server has kept as a
+    dead letter: stored, but not in the stream."""
 
     stream: str
     sequence: int
@@ -86,6 +88,11 @@ class Batch:
     events: list[bytes] = field(default_factory=list, repr=False)
     size_bytes: int = 0
     attempts: int = 0
+    is_table: bool = False
+
+    def address(self) -> str:
+        name = quote(self.stream, safe="")
+        return f"/v1/tables/{name}" if self.is_table else f"/v1/events?name={name}"
 
     def body(self) -> bytes:
         return b"\n".join(self.events) + b"\n"
@@ -146,6 +153,9 @@ def judge(
         return Retry(f"the answer cannot be read: {error!r}")
 
 
+_Key = tuple[str, str]  # stream or table, and its name in lower case
+
+
 @dataclass
 class _Lane:
     next_sequence: int = 0
@@ -168,7 +178,7 @@ class Outbox:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._lanes: dict[str, _Lane] = {}
+        self._lanes: dict[_Key, _Lane] = {}
         self._bytes = 0
         self._refusals: deque[Refused] = deque(maxlen=REFUSALS_KEPT_MAX)
         self._refused_unreported = 0
@@ -177,7 +187,7 @@ class Outbox:
         self.covers = ""  # the token of what was flushed
         self.last_failure = ""
 
-    def put(self, stream: str, event: bytes, now: float) -> bool | None:
+    def put(self, stream: str, event: bytes, now: float, *, is_table: bool = False) -> bool | None:
         """None when there is no room; else whether a sender has something new to look at.
         Raises ClientError for an event that would never have room."""
         limits = self._limits
@@ -192,13 +202,13 @@ class Outbox:
             or self._bytes + size > limits.buffer_bytes_max
         ):
             return None
-        lane = self._lane(stream)
+        lane = self._lane(stream, is_table)
         has_news = False
         if lane.opened is not None and lane.opened.size_bytes + size > limits.batch_bytes_max:
             lane.seal()
             has_news = True
         if lane.opened is None:
-            lane.opened = Batch(stream, lane.next_sequence, now)
+            lane.opened = Batch(stream, lane.next_sequence, now, is_table=is_table)
             has_news = True
         lane.opened.events.append(event)
         lane.opened.size_bytes += size
@@ -210,25 +220,25 @@ class Outbox:
             has_news = True
         return has_news
 
-    def _lane(self, stream: str) -> _Lane:
-        name = stream.lower()
-        lane = self._lanes.get(name)
+    def _lane(self, stream: str, is_table: bool) -> _Lane:
+        key = ("table" if is_table else "stream", stream.lower())
+        lane = self._lanes.get(key)
         if lane is None:
             if len(self._lanes) >= STREAMS_MAX:
-                raise ClientError(f"a client sends to at most {STREAMS_MAX} streams")
-            lane = self._lanes[name] = _Lane()
+                raise ClientError(f"a client sends to at most {STREAMS_MAX} streams and tables")
+            lane = self._lanes[key] = _Lane()
         return lane
 
     def take(self, now: float) -> Batch | None:
         """The next batch to send, from the stream that has waited longest since its last turn."""
-        for name, lane in self._lanes.items():
+        for key, lane in self._lanes.items():
             due = self._due(lane)
             if due is None or due > now:
                 continue
             if not lane.sealed:
                 lane.seal()
             lane.is_under_way = True
-            self._lanes[name] = self._lanes.pop(name)
+            self._lanes[key] = self._lanes.pop(key)
             return lane.sealed.popleft()
         return None
 
@@ -246,7 +256,7 @@ class Outbox:
         return max(0.0, min(dues) - now) if dues else None
 
     def again(self, batch: Batch, now: float, pause_seconds: float, reason: str) -> None:
-        lane = self._lane(batch.stream)
+        lane = self._lane(batch.stream, batch.is_table)
         lane.sealed.appendleft(batch)
         lane.is_under_way = False
         lane.not_before = now + pause_seconds
@@ -254,7 +264,7 @@ class Outbox:
         self.last_failure = reason
 
     def settle(self, batch: Batch, outcome: Stored | Refused) -> None:
-        lane = self._lane(batch.stream)
+        lane = self._lane(batch.stream, batch.is_table)
         lane.is_under_way = False
         lane.not_before = 0.0
         lane.resolved = batch.first_sequence + len(batch.events)
@@ -273,20 +283,20 @@ class Outbox:
 
     def stored_streams(self) -> list[str]:
         """Those the server has stored something of."""
-        return [stream for stream, lane in self._lanes.items() if lane.is_stored]
+        return [name for (_, name), lane in self._lanes.items() if lane.is_stored]
 
-    def seal_all(self) -> dict[str, int]:
+    def seal_all(self) -> dict[_Key, int]:
         """Everything given so far is due now; returns marks for held_before()."""
         for lane in self._lanes.values():
             lane.seal()
-        return {stream: lane.next_sequence for stream, lane in self._lanes.items()}
+        return {key: lane.next_sequence for key, lane in self._lanes.items()}
 
-    def held_before(self, marks: Mapping[str, int]) -> dict[str, int]:
-        """Per stream, how many events given before the marks are neither stored nor refused."""
+    def held_before(self, marks: Mapping[_Key, int]) -> dict[_Key, int]:
+        """How many events given before the marks are neither stored nor refused."""
         return {
-            stream: mark - self._lanes[stream].resolved
-            for stream, mark in marks.items()
-            if mark > self._lanes[stream].resolved
+            key: mark - self._lanes[key].resolved
+            for key, mark in marks.items()
+            if mark > self._lanes[key].resolved
         }
 
     def note_flushed(self) -> None:
@@ -302,8 +312,8 @@ class Outbox:
             for lane in self._lanes.values():
                 lane.covers = ""
 
-    def not_durable(self, held: Mapping[str, int], timeout_seconds: float) -> UnreachableError:
-        which = ", ".join(f"{count} of stream {stream}" for stream, count in held.items())
+    def not_durable(self, held: Mapping[_Key, int], timeout_seconds: float) -> UnreachableError:
+        which = ", ".join(f"{count} of {kind} {name}" for (kind, name), count in held.items())
         reason = self.last_failure or "the server has not answered yet"
         return UnreachableError(
             f"not known to be durable after {timeout_seconds:g} s: {which} ({reason})",
@@ -324,6 +334,6 @@ class Outbox:
         newest, count = self._refusals[-1], self._refused_unreported
         self._refusals.clear()
         self._refused_unreported = 0
-        detail = f"{count} events were refused, the last ones for stream {newest.stream}"
+        detail = f"{count} events were refused, the last ones for {newest.stream}"
         problem = {**newest.error.problem, "detail": f"{detail}: {newest.error.message}"}
         return RefusedError(newest.error.status, problem)

@@ -13,7 +13,7 @@ import httpx
 from headrace.client import calls
 from headrace.client.calls import Call
 from headrace.client.connection import Callbacks, Connection, Trying
-from headrace.client.encode import encode_event, events_of
+from headrace.client.encode import encode_delete, encode_event, events_of
 from headrace.client.following import Follower
 from headrace.client.outbox import Counts, Limits, Quarantined, Refused
 from headrace.client.result import Change, Result
@@ -26,13 +26,15 @@ Answer = TypeVar("Answer")
 
 
 class Client:
-    """Sends events to streams, queries views and follows their changes. Thread-safe.
+    """Sends events to streams and changes to tables, queries views and follows their changes.
+    Thread-safe.
 
-    `send` only buffers: `flush` and `close` say that everything is durable, or raise what is not.
-    Sending is tried again until it succeeds or is refused for good; the client's producer id and
-    sequence numbers see to it that nothing is stored twice. A given `producer` that starts over
-    takes a new `epoch`, by default the time. With `sent_at` every request says when it was sent,
-    by this machine's clock: streams with a SENT column correct event times by it.
+    `send`, `upsert` and `delete` only buffer: `flush` and `close` say that everything is durable,
+    or raise what is not. Sending is tried again until it succeeds or is refused for good; the
+    client's producer id and sequence numbers see to it that nothing is stored twice. A given
+    `producer` that starts over takes a new `epoch`, by default the time. With `sent_at` every
+    request says when it was sent, by this machine's clock: streams with a SENT column correct event
+    times by it.
 
     When the buffer is full, send waits up to `request_seconds_max` (`when_full="block"`) or raises
     BufferFullError at once (`"raise"`). `on_quarantined` gets every event the server put aside,
@@ -91,10 +93,34 @@ class Client:
     def send(self, stream: str, events: Any) -> int:
         """Buffer one event (a mapping) or an iterable of them; returns how many. Raises
         BufferFullError, naming how many of an iterable had been taken before."""
+        return self._put(stream, events, encode_event)
+
+    def upsert(self, table: str, rows: Any) -> int:
+        """Buffer one row of a table (a mapping) or an iterable of them, as `send` does. A row is
+        stored whole, in place of the one with its key: a column that it lacks is NULL."""
+        return self._put(table, rows, encode_event, is_table=True)
+
+    def delete(self, table: str, keys: Any) -> int:
+        """Buffer the deletion of one row of a table, or of an iterable of them, as `send` does. A
+        row is named by a mapping with its key columns; others that it has do not count,
+        but for those that the table is sequenced by or valid from: the first is needed too.
+
+            client.delete("customers", {"id": "c-1"})
+        """
+        return self._put(table, keys, encode_delete, is_table=True)
+
+    def _put(
+        self,
+        target: str,
+        given: Any,
+        encode: Callable[[Any], bytes],
+        *,
+        is_table: bool = False,
+    ) -> int:
         self._connection.check_process()
         taken = 0
-        for event in events_of(events):
-            self._sender.put(stream, encode_event(event), taken)
+        for event in events_of(given):
+            self._sender.put(target, encode(event), taken, is_table=is_table)
             taken += 1
         return taken
 

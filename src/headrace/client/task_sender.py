@@ -53,17 +53,17 @@ class TaskSender:
     def forget_covers(self, refused: str) -> None:
         self._outbox.forget_covers(refused)
 
-    async def put(self, stream: str, line: bytes, taken: int) -> None:
+    async def put(self, stream: str, line: bytes, taken: int, *, is_table: bool) -> None:
         """Raises BufferFullError at once or after the time of a request, as was chosen."""
         self._check_usable()
-        has_news = self._outbox.put(stream, line, time.monotonic())
+        has_news = self._outbox.put(stream, line, time.monotonic(), is_table=is_table)
         if has_news is None:
-            has_news = await self._put_when_room(stream, line, taken)
+            has_news = await self._put_when_room(stream, line, taken, is_table)
         if has_news:
             self._start_tasks()
             self._work.give()
 
-    async def _put_when_room(self, stream: str, line: bytes, taken: int) -> bool:
+    async def _put_when_room(self, stream: str, line: bytes, taken: int, is_table: bool) -> bool:
         ends_at = time.monotonic() + self._connection.request_seconds_max
         self._outbox.seal_all()
         self._work.give()
@@ -73,7 +73,7 @@ class TaskSender:
                 raise self._outbox.full(taken)
             await self._progress.wait(remaining)
             self._check_usable()
-            has_news = self._outbox.put(stream, line, time.monotonic())
+            has_news = self._outbox.put(stream, line, time.monotonic(), is_table=is_table)
             if has_news is not None:
                 return has_news
 
@@ -160,8 +160,7 @@ class TaskSender:
     async def _post(self, batch: Batch) -> Stored | Retry | Refused:
         try:
             response = await self._http.post(
-                "/v1/events",
-                params={"name": batch.stream},
+                batch.address(),
                 content=batch.body(),
                 headers=self._connection.batch_headers(batch),
             )

@@ -65,18 +65,18 @@ class ThreadSender:
         with self._work:
             self._outbox.forget_covers(refused)
 
-    def put(self, stream: str, line: bytes, taken: int) -> None:
+    def put(self, stream: str, line: bytes, taken: int, *, is_table: bool) -> None:
         """Raises BufferFullError at once or after the time of a request, as was chosen."""
         with self._work:
             self._check_usable()
-            has_news = self._outbox.put(stream, line, time.monotonic())
+            has_news = self._outbox.put(stream, line, time.monotonic(), is_table=is_table)
             if has_news is None:
-                has_news = self._put_when_room(stream, line, taken)
+                has_news = self._put_when_room(stream, line, taken, is_table)
             if has_news:
                 self._start_threads()
                 self._work.notify_all()
 
-    def _put_when_room(self, stream: str, line: bytes, taken: int) -> bool:
+    def _put_when_room(self, stream: str, line: bytes, taken: int, is_table: bool) -> bool:
         ends_at = time.monotonic() + self._connection.request_seconds_max
         self._outbox.seal_all()
         self._work.notify_all()
@@ -86,7 +86,7 @@ class ThreadSender:
                 raise self._outbox.full(taken)
             self._progress.wait(remaining)
             self._check_usable()
-            has_news = self._outbox.put(stream, line, time.monotonic())
+            has_news = self._outbox.put(stream, line, time.monotonic(), is_table=is_table)
             if has_news is not None:
                 return has_news
 
@@ -194,8 +194,7 @@ class ThreadSender:
     def _post(self, batch: Batch) -> Stored | Retry | Refused:
         try:
             response = self._http.post(
-                "/v1/events",
-                params={"name": batch.stream},
+                batch.address(),
                 content=batch.body(),
                 headers=self._connection.batch_headers(batch),
             )

@@ -108,11 +108,11 @@ class ArrowDecoder:
             label = f"column {columns[changes.operation].name} STRING"
             reasons[row] = f"{label}: {WRONG_OPERATION}, got {_shown(operations, row)}"
         deletes = changes.deletes(operations)
-        given = changes.keys_only(given, deletes)
+        given = changes.of_deletes_only(given, deletes)
         arrays = [_cast(a, c, reasons) for a, c in zip(given, columns, strict=True)]
-        for place in changes.required:
-            for row in _rows_of(changes.lacking(arrays[place], deletes)):
-                reasons.setdefault(row, _absent(columns[place]))
+        for place, lacking in changes.lacking(arrays, deletes):
+            for row in _rows_of(lacking):
+                reasons.setdefault(row, _absent(columns[place], changes.why(place)))
         return arrays
 
 
@@ -132,8 +132,8 @@ def _rows_of(chosen: pa.BooleanArray | None) -> list[int]:
     return rows
 
 
-def _absent(column: Column) -> str:
-    return f"column {column.name} {column.type} NOT NULL: is null or missing"
+def _absent(column: Column, why: str = "NOT NULL") -> str:
+    return f"column {column.name} {column.type} {why}: is null or missing"
 
 
 def _cast(given: pa.Array, column: Column, reasons: dict[int, str]) -> pa.Array:

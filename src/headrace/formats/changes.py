@@ -1,13 +1,14 @@
 """What makes a record of a changelog a change: an upsert of a whole row, or a delete by its key.
 
 `_op` says which: `delete`, or `upsert`, which is also meant where it is NULL or missing. An upsert
-needs a value in every NOT NULL column of the table. Of a delete only the key counts: whatever else
-it says is not looked at, and NULL is stored.
+needs a value in every NOT NULL column of the table. A delete needs the key, and the column that the
+table is sequenced by, if it is; it may say from when it is valid, if the table has such a column.
+Whatever else it says is not looked at, and NULL is stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -28,12 +29,16 @@ class Changes:
 
     def __init__(self, columns: Sequence[Column], changelog: Changelog) -> None:
         names = [column.name for column in columns]
+        required = (name for name in changelog.required if name not in changelog.key)
+        said = (changelog.sequence, changelog.valid_from)
         self.operation = names.index(OPERATION)
-        self.key = tuple(names.index(name) for name in changelog.key)
-        self.required = tuple(
-            names.index(name) for name in changelog.required if name not in changelog.key
+        self.key = tuple(map(names.index, changelog.key))
+        self.required = tuple(map(names.index, required))
+        self.sequence = None if changelog.sequence is None else names.index(changelog.sequence)
+        self.of_deletes = tuple(
+            place for place, name in enumerate(names) if name in (*changelog.key, *said, OPERATION)
         )
-        self._values = [i for i in range(len(names)) if i != self.operation and i not in self.key]
+        self._of_upserts = [i for i in range(len(names)) if i not in self.of_deletes]
 
     @classmethod
     def of(cls, stream: Stream) -> Changes | None:
@@ -41,6 +46,11 @@ class Changes:
         if stream.changelog is None:
             return None
         return cls(stream.columns, stream.changelog)
+
+    def why(self, place: int) -> str:
+        """Why a change needs a value in this column."""
+        is_always = place in self.key or place in self.required
+        return "NOT NULL" if is_always else "SEQUENCE BY, needed by a delete"
 
     def deletes(self, operations: pa.Array) -> pa.BooleanArray | None:
         """Which rows are deletes; None for none."""
@@ -56,27 +66,36 @@ class Changes:
         known = pc.is_in(operations, pa.array([UPSERT, DELETE, None], operations.type))
         return None if known.true_count == len(known) else pc.invert(known)
 
-    def keys_only(
+    def of_deletes_only(
         self, arrays: Sequence[pa.Array], deletes: pa.BooleanArray | None
     ) -> Sequence[pa.Array]:
-        """The columns with NULL for what deletes say beside their key."""
+        """The columns with NULL for what does not belong to deletes."""
         if deletes is None:
             return arrays
         kept = list(arrays)
-        for place in self._values:
+        for place in self._of_upserts:
             array = kept[place]
             if array.null_count < len(array):
                 kept[place] = pc.if_else(deletes, pa.scalar(None, array.type), array)
         return kept
 
-    def lacking(self, array: pa.Array, deletes: pa.BooleanArray | None) -> pa.BooleanArray | None:
-        """The upserts without a value in this required column; None where there are no such."""
-        if not array.null_count:
-            return None
-        lacking = array.is_null()
-        if deletes is not None:
-            lacking = pc.and_not(lacking, deletes)
-        return lacking if lacking.true_count else None
+    def lacking(
+        self, arrays: Sequence[pa.Array], deletes: pa.BooleanArray | None
+    ) -> Iterator[tuple[int, pa.BooleanArray]]:
+        """The columns, beside those of the key, that some changes need and lack, and which rows."""
+        for place in self.required:
+            array = arrays[place]
+            if array.null_count:
+                lacking = array.is_null()
+                if deletes is not None and place != self.sequence:
+                    lacking = pc.and_not(lacking, deletes)
+                if lacking.true_count:
+                    yield place, lacking
+        if deletes is None or self.sequence is None or self.sequence in self.required:
+            return
+        lacking = pc.and_(arrays[self.sequence].is_null(), deletes)
+        if lacking.true_count:
+            yield self.sequence, lacking
 
     def complete(self, arrays: Sequence[pa.Array]) -> Sequence[pa.Array] | None:
         """The columns as they are stored; None if some row is no change."""
@@ -84,9 +103,9 @@ class Changes:
         if self.wrong(operations) is not None:
             return None
         deletes = self.deletes(operations)
-        if any(self.lacking(arrays[place], deletes) is not None for place in self.required):
+        if any(True for _ in self.lacking(arrays, deletes)):
             return None
-        return self.keys_only(arrays, deletes)
+        return self.of_deletes_only(arrays, deletes)
 
 
 def as_delete(record: bytes) -> bytes:

@@ -113,7 +113,7 @@ class RecordDecoder:
         }
         self._types = [column.type.name for column in stream.columns]
         self._required = [
-            (index, column.name)
+            (index, column.name, "NOT NULL")
             for index, column in enumerate(stream.columns)
             if not column.nullable
         ]
@@ -123,10 +123,15 @@ class RecordDecoder:
         self._is_changelog = changes is not None
         if changes is not None:
             self._members[OPERATION] = (changes.operation, _operation)
-            key = [(place, stream.columns[place].name) for place in changes.key]
-            of_deletes = {name: self._members[name] for name in (OPERATION, *(n for _, n in key))}
-            self._of_deletes = (of_deletes, key)
-            self._required = key + [(i, stream.columns[i].name) for i in changes.required]
+
+            def needed(*places: int) -> list[tuple[int, str, str]]:
+                return [(i, stream.columns[i].name, changes.why(i)) for i in places]
+
+            sequence = () if changes.sequence is None else (changes.sequence,)
+            names = [stream.columns[place].name for place in changes.of_deletes]
+            members = {name: self._members[name] for name in names}
+            self._of_deletes = (members, needed(*changes.key, *sequence))
+            self._required = needed(*changes.key, *changes.required)
 
     def decode(self, raw: bytes) -> list[Any]:
         """The column values in order, ready for pyarrow.array. Raises RecordError."""
@@ -172,10 +177,10 @@ class RecordDecoder:
                     values[index] = convert(value)
                 except RecordError as error:
                     raise RecordError(f"column {name} {self._types[index]}: {error}") from None
-        for index, name in required:
+        for index, name, why in required:
             if values[index] is None:
                 given = "is null" if index in seen else f"is missing{_spelled(name, parsed)}"
-                raise RecordError(f"column {name} {self._types[index]} NOT NULL: {given}")
+                raise RecordError(f"column {name} {self._types[index]} {why}: {given}")
         return values
 
 

@@ -195,12 +195,12 @@ def test_limits_hold(make_gateway: Callable[..., Any]) -> None:
         ("POST", "/v1/events?name=Customers", 422, "not-a-stream", "POST /v1/tables/customers"),
         ("POST", "/v1/tables/Notes", 422, "not-a-table", "POST /v1/events?name=notes"),
         ("GET", "/v1/tables/notes", 422, "not-a-table", "POST /v1/events?name=notes"),
-        ("POST", "/v1/tables/notes_by_text", 422, "table-from-stream",
-         "POST /v1/events?name=notes"),
+        ("POST", "/v1/tables/users", 422, "table-from-stream",
+         "POST /v1/events?name=transactions"),
         ("POST", "/v1/tables/custmers", 404, "unknown-table",
-         "did you mean customers? tables are customers, notes_by_text"),
+         "did you mean customers? tables are customers, users"),
         ("GET", "/v1/tables/zzz/changes", 404, "unknown-table",
-         "tables are customers, notes_by_text"),
+         "tables are customers, users"),
         ("POST", "/v1/events?name=nosuch", 404, "unknown-stream",
          "streams are everything, notes, transactions"),
         ("POST", "/v1/tables", 405, "method-not-allowed", "use GET"),
@@ -222,10 +222,10 @@ def test_the_name_is_matched_case_aside_and_the_list_says_what_is_a_table(
     assert shared_gateway.change(rows("case", 1), table="CUSTOMERS").json()["accepted"] == 1
     listed = shared_gateway.client.get("/v1/streams").json()["streams"]
     assert {stream["name"]: stream["table"] for stream in listed} == {
-        "customers": True,
-        "everything": False,
-        "notes": False,
-        "transactions": False,
+        "customers": {"key": ["id"], "required": ["id", "tier"], "sequence": None},
+        "everything": None,
+        "notes": None,
+        "transactions": None,
     }
 
 

@@ -10,7 +10,7 @@ from headrace.gateway.admin.metrics import Metrics
 from headrace.gateway.ingest.committer import Committer
 from headrace.gateway.ingest.conservation import Counts
 from headrace.log.contract import LogReader
-from headrace.model.definitions import Project
+from headrace.model.definitions import Changelog, Project
 
 __all__ = ["Status"]
 
@@ -62,7 +62,7 @@ class Status:
             described.append(
                 {
                     "name": stream.name,
-                    "table": stream.changelog is not None,
+                    "table": None if stream.changelog is None else _table(stream.changelog),
                     "columns": [
                         {"name": c.name, "type": str(c.type), "nullable": c.nullable}
                         for c in stream.columns
@@ -75,3 +75,12 @@ class Status:
                 }
             )
         return described
+
+
+def _table(changes: Changelog) -> dict[str, Any]:
+    """What its changes need beside a type: of a column each."""
+    return {
+        "key": list(changes.key),
+        "required": list(changes.required),
+        "sequence": changes.sequence,
+    }

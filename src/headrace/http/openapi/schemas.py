@@ -116,7 +116,7 @@ def openapi_schemas() -> Json:
         "Stream": _object(
             {
                 "name": text,
-                "table": {"type": "boolean"},
+                "table": {"type": ["object", "null"]},
                 "columns": {"type": "array", "items": column},
                 "event_time": text_or_null,
                 "partitions": number,

@@ -6,6 +6,7 @@ from typing import Any
 
 import duckdb
 import pytest
+from change_cases import table_view
 from store_cases import HOPPING, TUMBLING, bound_view
 
 from headrace.kinds.calculator import Calculator
@@ -47,3 +48,20 @@ def test_no_two_windows_have_one_shape() -> None:
         view = bound_view("any", keys={"k0": "STRING"}, window=window)
         shapes.add(make_kind(view, Calculator(duckdb.connect())).shape)
     assert len(shapes) == len(KINDS)
+
+
+def test_a_table_has_a_kind_whose_shape_follows_from_what_it_means() -> None:
+    calculator = Calculator(duckdb.connect())
+    kinds = [
+        make_kind(view, calculator)
+        for view in (
+            table_view(),
+            table_view("other"),
+            table_view(is_sequenced=False),
+            table_view(has_history=True),
+        )
+    ]
+    assert [kind.shape.rpartition("_")[0] for kind in kinds] == ["table"] * 4
+    assert kinds[0].shape == kinds[1].shape
+    assert len({kind.shape for kind in kinds}) == 3
+    assert [len(kind.tables) for kind in kinds] == [2, 2, 2, 3]

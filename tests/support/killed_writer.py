@@ -1,14 +1,18 @@
 """The process that test_killed.py kills: commits ticks, and says after each that it is durable.
 
-Each tick t brings every key 1 event, so a store at tick t holds t in every row.
+Each tick t brings every key 1 event, so a store at tick t holds t in every row. To the table it
+brings an older change of every key after the newer one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
+from change_cases import Change, table_view
 from store_backends import BACKENDS
 from store_cases import SECOND, sales, tick_write, view_write, windowed_sales
 
@@ -19,14 +23,25 @@ from headrace.store.contract import Counts, copy_name
 KEYS = 40
 
 
-def views() -> tuple[BoundView, BoundView]:
-    return sales("plain", distincts={"cards": "BIGINT"}), windowed_sales("windows")
+def views() -> tuple[BoundView, BoundView, BoundView]:
+    plain, windows = sales("plain", distincts={"cards": "BIGINT"}), windowed_sales("windows")
+    return plain, windows, table_view("newest")
+
+
+def changes_of(tick: int, keys: Sequence[str]) -> list[tuple[Any, ...]]:
+    """The older ones are counted, not applied: as many in every tick."""
+    older = len(keys) // 2
+    names = [*keys[older:], *keys[older:]]
+    return [
+        Change(0, tick * KEYS + i, key, str(tick), False, tick - (i >= older), tick, tick).partial
+        for i, key in enumerate(names)
+    ]
 
 
 def write_until_killed(file: Path, backend: str, said: Connection) -> None:
     store = BACKENDS[backend](file, StoreSettings(changes_ticks_max=50))
-    plain, windows = views()
-    for view in (plain, windows):
+    plain, windows, newest = views()
+    for view in (plain, windows, newest):
         if view.name in store.catalog():
             store.open_view(view)
         else:
@@ -52,6 +67,7 @@ def write_until_killed(file: Path, backend: str, said: Connection) -> None:
                     [(key, tick // 10 * 3 * SECOND, 0, 1, one, 1, one) for key in keys],
                     offsets={0: tick * KEYS},
                 ),
+                view_write(newest, changes_of(tick, keys), offsets={0: tick * KEYS}),
             )
         )
         said.send(tick)

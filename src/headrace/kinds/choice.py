@@ -9,6 +9,7 @@ from headrace.kinds.grouped import GroupedKind
 from headrace.kinds.rows import RowsKind
 from headrace.kinds.session import SessionKind
 from headrace.kinds.sliding import SlidingKind
+from headrace.kinds.table import TableKind
 from headrace.model.plan import BoundView, EventGroup, SessionWindow, Sliding
 
 __all__ = ["make_kind"]
@@ -16,6 +17,8 @@ __all__ = ["make_kind"]
 
 def make_kind(view: BoundView, calculator: Calculator) -> Kind:
     """The kind of all views of this shape. It prepares its statements when they first run."""
+    if view.plan.table is not None:
+        return TableKind(view, calculator)
     if view.plan.is_rows:
         return RowsKind(view)
     if isinstance(view.plan.window, SessionWindow):

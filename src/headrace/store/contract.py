@@ -38,6 +38,7 @@ __all__ = [
     "StreamCounts",
     "StreamProgress",
     "StreamWrite",
+    "TableTotals",
     "TickWrite",
     "ViewChange",
     "ViewStatus",
@@ -286,6 +287,15 @@ class Page:
     freshness: Freshness
 
 
+@dataclass(frozen=True)
+class TableTotals:
+    """Of the changes that a table applied: how many were superseded, so that its row stayed as it
+    was, and how many resurrected a key whose delete no longer counted."""
+
+    superseded: int = 0
+    resurrected: int = 0
+
+
 class Store(Protocol):
     def claim(self) -> int:
         """Take over: durably raises the generation and returns it. Every later commit by an older
@@ -427,6 +437,19 @@ class Store(Protocol):
     def sessions(self, view: str, keys: pa.Table, from_microseconds: int) -> pa.Table:
         """Of a view by session that is open: keys, window_start and window_end of the sessions of
         these keys (a table of the view's keys) that end then or later."""
+
+    def table_totals(self, table: str) -> TableTotals:
+        """Raises QueryError for a table that cannot be read, StoreError for a view that is none."""
+
+    def needed_offsets(self, table: str, partition: int, below: int) -> Iterator[Offsets]:
+        """The offsets below this one of the changes that a table rests on: of its rows, of deletes
+        that still count, and of versions. Ascending, each once, in arrays of some thousand, all as
+        of one tick; the store keeps what that tick showed until the last one is taken, or the
+        iterator is closed. Every other change below may go from the log: the rest gives the same
+        rows.
+
+        With the first array it raises StoreError where the table has not read all of them, and
+        where it is not open: then nothing may go."""
 
     def describe(self, name: str) -> Sequence[tuple[str, str]]:
         """(column, Spark type) of a view's public columns, in order. Raises QueryError."""

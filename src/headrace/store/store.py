@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,10 +22,11 @@ from typing import Any, TypeVar
 import duckdb
 import pyarrow as pa
 
-from headrace.kinds.calculator import Calculator
+from headrace.kinds.calculator import Calculator, arrow_reader
 from headrace.kinds.contract import Kind
 from headrace.kinds.event_groups import EventGroupKind
 from headrace.kinds.session import SessionKind
+from headrace.kinds.table import TableKind, totals_of, totals_sql
 from headrace.model.definitions import Stream
 from headrace.model.errors import FencedError, MemoryShortError, StoreError, ViewChangedError
 from headrace.model.plan import BoundView
@@ -64,6 +66,7 @@ from headrace.store.contract import (
     StoredDecision,
     StoreDeadLetter,
     StreamProgress,
+    TableTotals,
     TickWrite,
     ViewChange,
     ViewStatus,
@@ -415,6 +418,33 @@ class ViewStore:
             steps = kind.sessions(number, keys, from_microseconds)
             found: pa.Table = run_steps(self._backend, steps)
             return found
+
+    # Tables
+
+    def table_totals(self, table: str) -> TableTotals:
+        stored = readable_view(self._shown, table)
+        with self._queries.read() as (connection, freshness):
+            stored = self._as_of(stored, freshness)
+            if totals_of(stored.shape) not in stored.tables:
+                raise StoreError(f"view {stored.entry.view} is no table")
+            sql = totals_sql(stored.shape, stored.number)
+            return TableTotals(*(connection.execute(sql).fetchone() or ()))
+
+    def needed_offsets(self, table: str, partition: int, below: int) -> Iterator[Offsets]:
+        with ExitStack() as held:
+            with self._lock:  # no copy takes the table's place before the snapshot is there
+                kind, number = self._stacks.opened_kind(table)
+                if not isinstance(kind, TableKind):
+                    raise StoreError(f"view {table} is no table")
+                come = self._views[table].entry.next_offsets.get(partition, 0)
+                if below > come:
+                    raise StoreError(
+                        f"table {table} has read partition {partition} up to offset {come}, so "
+                        f"what it needs below {below} is not known yet"
+                    )
+                connection = held.enter_context(self._backend.snapshot())
+            for batch in arrow_reader(connection, kind.needed_sql(number, partition, below)):
+                yield batch.column(0).to_numpy()
 
     # Streams
 

@@ -104,6 +104,9 @@ def test_killed_at_random_moments(backend: str, tmp_path: Path, seed: int) -> No
             assert set(rows_of(store, "SELECT payments FROM plain")) == {(tick,)}
             assert rows_of(store, "SELECT count(*) FROM plain") == [(KEYS,)]
             assert rows_of(store, "SELECT sum(payments)::BIGINT FROM windows") == [(tick * KEYS,)]
+            assert set(rows_of(store, "SELECT name FROM newest")) == {(str(tick),)}
+            assert rows_of(store, "SELECT count(*) FROM newest") == [(KEYS // 2,)]
+            assert store.table_totals("newest").superseded == tick * (KEYS // 2)
             if tick - checked_tick < 50:
                 for view, before in checked_rows.items():
                     now = Counter(rows_of(store, f"SELECT * FROM {view}"))

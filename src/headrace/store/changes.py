@@ -36,7 +36,8 @@ __all__ = [
 
 LOWEST_TICK = "lowest_change_tick"  # the number in the books: from there on the feed is whole
 COMPRESSED_ROWS_MIN = 64
-_LZ4 = pa.ipc.IpcWriteOptions(compression="lz4")
+# Compressing 24 columns of 200 rows took 60 µs on one thread, and 330 with others called in.
+_LZ4 = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _PLAIN = pa.ipc.IpcWriteOptions()
 _VIEWS, _WAS, _IS = "views", "was", "is"
 

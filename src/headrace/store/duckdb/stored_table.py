@@ -70,7 +70,7 @@ class StoredTable:
         self.wanted: set[str] = set()  # hashes by which rows have been looked up, or would be
         self._by_key: list[tuple[pa.Table, pa.Table]] = []  # asked and answered
         self._slots: dict[tuple[str, Columns], tuple[str, Slot]] = {}
-        self._is_insert_prepared = False
+        self._prepared: dict[str, str] = {}  # names of statements by their text
 
     def create(self) -> None:
         columns = ", ".join(
@@ -86,7 +86,9 @@ class StoredTable:
 
     def close(self) -> None:
         """The connection forgets its slots and statements."""
-        self._forget_insert()
+        for name in self._prepared.values():
+            self._connection.execute(f"DEALLOCATE {name}")
+        self._prepared = {}
         for name, _ in self._slots.values():
             self._connection.unregister(name)
         self._slots = {}
@@ -153,7 +155,8 @@ class StoredTable:
         join = f"SEMI JOIN {asked_name} a ON {' AND '.join(pairs)}"
         column = self._hash_of(fetch)
         if column is None:
-            return f"SELECT {self._chosen(names)} FROM {self.name} t {join}{condition}"
+            sql = f"SELECT {self._chosen(names)} FROM {self.name} t {join}{condition}"
+            return self._executed(sql) if fetch.time is None else sql
         hashes = f"SELECT {self._hash_sql(column)} FROM {asked_name}"
         if column in self.indexed and rows.num_rows <= INDEXED_ROWS_MAX:
             found = self._connection.execute(hashes.replace("SELECT", "SELECT DISTINCT", 1))
@@ -245,29 +248,25 @@ class StoredTable:
             else:
                 pairs = " AND ".join(_equal("t", "g", column, slot.table) for column in names)
                 wanted = f"t USING (SELECT DISTINCT * FROM {name}) g WHERE {pairs}"
-            self._connection.execute(f"DELETE FROM {self.name} {wanted}")
+            self._connection.execute(self._executed(f"DELETE FROM {self.name} {wanted}"))
             return slot.table
         finally:
             slot.clear()
 
     def _insert(self, put_name: str) -> None:
-        if not self._is_insert_prepared:
-            hashes = [f", {self._hash_sql(column)}" for column in sorted(self.hashes)]
-            self._connection.execute(
-                f"PREPARE {self._insert_name} AS"
-                f" INSERT INTO {self.name} SELECT *{''.join(hashes)} FROM {put_name}"
-            )
-            self._is_insert_prepared = True
-        self._connection.execute(f"EXECUTE {self._insert_name}")
+        hashes = [f", {self._hash_sql(column)}" for column in sorted(self.hashes)]
+        sql = f"INSERT INTO {self.name} SELECT *{''.join(hashes)} FROM {put_name}"
+        self._connection.execute(self._executed(sql))
 
-    @property
-    def _insert_name(self) -> str:
-        return quoted(f"_insert_{self.definition.name}")
-
-    def _forget_insert(self) -> None:
-        if self._is_insert_prepared:
-            self._is_insert_prepared = False
-            self._connection.execute(f"DEALLOCATE {self._insert_name}")
+    def _executed(self, sql: str) -> str:
+        """The text that runs a statement without reading it anew. It must be one of a few: each
+        stays with the connection. DuckDB plans it again where it reads a stored table."""
+        name = self._prepared.get(sql)
+        if name is None:
+            name = quoted(f"_{len(self._prepared)}_{self.definition.name}")
+            self._connection.execute(f"PREPARE {name} AS {sql}")
+            self._prepared[sql] = name
+        return f"EXECUTE {name}"
 
     def _is_key_free(self, put: pa.Table, gone: pa.Table | None) -> bool:
         """Whether what this tick knows of the table shows that the keys are free: the rows that

@@ -246,6 +246,27 @@ def test_status_says_why_views_are_halted_and_what_holds_them_back(
     assert "headrace resume payments --apply, --side or --drop" in shown.out
 
 
+def test_status_shows_a_table_that_is_posted_to_once(
+    headrace: Callable[..., Any], played: Played
+) -> None:
+    of_stream = {"state": "live", "events": 5, "pending_events": 0, "detail": ""}
+    of_view = {"state": "live", "detail": "", "freshness": "complete", "held_back_by": ""}
+    views = {
+        "customers": {**of_view, "stream": "customers"},
+        "accounts": {**of_view, "stream": "account_changes"},
+    }
+    status = {
+        "engine": {"state": "live"},
+        "streams": {"customers": of_stream, "account_changes": of_stream},
+        "views": views,
+    }
+    played.answers["/v1/status"] = (200, status)
+    lines = headrace("status", "--url", played.url).out.splitlines()
+    (shown,) = [line for line in lines if "customers" in line]
+    assert "posted" in shown
+    assert len([line for line in lines if "account_changes" in line]) == 2
+
+
 @pytest.mark.parametrize(
     ("given", "body"),
     [

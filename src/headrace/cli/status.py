@@ -52,7 +52,9 @@ def _show(answer: dict[str, Any]) -> None:
             f"ticks: p50 {ticks['p50']:.1f} ms, p95 {ticks['p95']:.1f} ms, "
             f"p99 {ticks['p99']:.1f} ms over the newest {ticks['ticks']:,}"
         )
-    streams = answer.get("streams", {})
+    views = answer.get("views", {})
+    # A table that changes are posted to is stream and view of one name: it is shown as the latter.
+    streams = {n: s for n, s in answer.get("streams", {}).items() if n not in views}
     if streams:
         print_table(
             ("stream", "state", "events", "pending", "detail"),
@@ -61,7 +63,6 @@ def _show(answer: dict[str, Any]) -> None:
                 for name, s in streams.items()
             ],
         )
-    views = answer.get("views", {})
     if views:
         print_table(
             ("view", "state", "from", "freshness", "held back", "applied", "late", "dead", ""),
@@ -76,7 +77,7 @@ def _view_row(name: str, view: dict[str, Any]) -> tuple[Any, ...]:
     return (
         name,
         view["state"],
-        view["stream"],
+        view["stream"] if view["stream"] != name else "posted",
         view["freshness"],
         view["held_back_by"] or None,
         counts.get("applied"),

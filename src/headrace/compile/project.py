@@ -71,8 +71,8 @@ def parse_sql(text: str, file: str = "<sql>") -> Project:
 
 def define_project(define: Callable[[], object]) -> Project:
     """The definitions that a Python function makes with `headrace.stream(...)` and
-    `headrace.table(...)`. Raises
-    DefinitionErrors with every fault, and what the function raises."""
+    `headrace.table(...)`. Raises DefinitionErrors with every fault, and what the function
+    raises."""
     faults = Faults()
     statements = Statements()
     run_definitions(define, statements, faults)

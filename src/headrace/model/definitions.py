@@ -176,8 +176,8 @@ class History:
 class Table:
     """What makes a view a table: of the rows of its source, which are changes, the newest of each
     `key` counts. `key` names columns of the table; `sequence` a column of the source: a change
-    whose value there is not above that of the key's newest change is superseded. Rows that meet
-    `delete_when`, a condition over the source's columns, delete. A delete supersedes what is
+    whose value there is not above that of the key's newest change is superseded, and NULL is above
+    nothing. Rows that meet `delete_when`, a condition over the source's columns, delete. A delete supersedes what is
     received up to `tombstones_microseconds` after it."""
 
     key: tuple[str, ...]

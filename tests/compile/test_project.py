@@ -150,6 +150,15 @@ def test_kinds_of_windows_differ_in_their_fingerprints() -> None:
     assert len({fingerprint(view) for view in views}) == len(views)
 
 
+def test_a_table_that_gets_a_column_adds_it_at_the_end_of_its_changes() -> None:
+    before, after = (
+        parse_sql(f"CREATE TABLE t (id STRING PRIMARY KEY{more});").streams[0].columns
+        for more in ("", ", name STRING NOT NULL")
+    )
+    assert after[:-1] == before
+    assert (after[-1].name, after[-1].nullable) == ("name", True)
+
+
 def _table_fingerprint(clauses: str, stream: str = STREAM) -> str:
     project = parse_sql(f"{stream}CREATE TABLE t FROM s {clauses};")
     return plan_view(project, project.views[0]).fingerprint

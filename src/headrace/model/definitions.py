@@ -33,7 +33,9 @@ __all__ = [
 PARTITIONS_MAX = 256
 COLUMNS_MAX = 500
 DAY = 86_400_000_000  # microseconds
-OPERATION = "_op"  # STRING, the last column of a changelog: `upsert` (also NULL) or `delete`
+# STRING, the first column of a changelog (a stream may get further columns at its end): `upsert`,
+# which NULL means too, or `delete`.
+OPERATION = "_op"
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class Retention:
 @dataclass(frozen=True)
 class Changelog:
     """What makes a stream the log of a table's changes, one row per change, in the order in which
-    they apply. Its columns are the table's, then OPERATION. An upsert has a value in every column
+    they apply. Its columns are OPERATION, then the table's. An upsert has a value in every column
     of `required`, the table's NOT NULL ones and its `key`. A delete says the `key`; where there is
     a `sequence` also the value of that column, without which it would be superseded by every row
     that has one; perhaps that of `valid_from`, which is otherwise when it was received; and nothing
@@ -177,8 +179,8 @@ class Table:
     """What makes a view a table: of the rows of its source, which are changes, the newest of each
     `key` counts. `key` names columns of the table; `sequence` a column of the source: a change
     whose value there is not above that of the key's newest change is superseded, and NULL is above
-    nothing. Rows that meet `delete_when`, a condition over the source's columns, delete. A delete supersedes what is
-    received up to `tombstones_microseconds` after it."""
+    nothing. Rows that meet `delete_when`, a condition over the source's columns, delete. A delete
+    supersedes what is received up to `tombstones_microseconds` after it."""
 
     key: tuple[str, ...]
     sequence: str | None = None

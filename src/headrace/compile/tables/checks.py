@@ -64,7 +64,7 @@ def _posted(draft: TableDraft, faults: Faults) -> tuple[Stream, View]:
     changes = [replace(column, nullable=column.name not in table.key) for column in columns]
     stream = Stream(
         name=draft.name,
-        columns=(*changes, Column(OPERATION, DataType("STRING"), location=draft.location)),
+        columns=(Column(OPERATION, DataType("STRING"), location=draft.location), *changes),
         partition_by=table.key,
         partitions=draft.partitions,
         retention=Retention(action=RetentionAction.COMPACT),

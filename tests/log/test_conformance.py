@@ -9,6 +9,7 @@ import pickle
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -616,3 +617,65 @@ def test_archived_events_are_read_counted_and_cut_like_the_others(backend: Any, 
         half = reader.cut("transactions", 0, start, end, max(1, (last - first) // 2))
         assert half.rows == min(last - first, max(1, (last - first) // 2))
         assert half.rows == reader.rows_of("transactions", 0, half.start, half.end)
+
+
+def test_a_changelog_keeps_what_is_needed_and_everything_behind(backend: Any, shop: Any) -> None:
+    """Twice: the second time what was compacted before is compacted again."""
+    stream = shop.stream(partitions=2, retention=Retention(action=RetentionAction.COMPACT))
+    settings = LogSettings(segment_bytes_max=4_096)
+    writer, reader = backend.writer([stream], log=settings), backend.reader([stream])
+    for n in range(30):
+        times = [(n % 7) * 10_000 + i for i in range(10)]
+        batch = shop.batch(stream, n * 10, 10, times=times)
+        writer.append(Group((PartitionBatch("transactions", 1, batch),)))
+    places = shop.places(reader, "transactions", 1)
+    whole = [
+        (place, position, maximum, i)
+        for piece in reader.read_history("transactions", 1, 0, places[-1])
+        for place, position, maximum, i in zip(
+            piece.offsets,
+            piece.positions,
+            piece.maxima_before(piece.batch.column("created_at").cast("int64").to_numpy()),
+            piece.batch.column("id").to_pylist(),
+            strict=True,
+        )
+    ]
+    assert reader.compacted("transactions") == ((0, 0), (0, 0))
+    for upto, needed in ((100, range(3, 100, 9)), (250, [*range(3, 60, 9), 180, 249])):
+        offsets = np.array([places[n] for n in needed])
+        reader.set_needed("transactions", 1, places[upto], offsets)
+        reader.set_retention_floor({"transactions": (0, places[upto] - 1)})
+        assert writer.retain(0) == {"transactions": 0}, "a view has not read so far"
+        reader.set_retention_floor({"transactions": (0, places[-1])})
+        assert writer.retain(0)["transactions"] > 0
+        assert writer.retain(0) == {"transactions": 0}, "nothing new was said"
+        (never, (reached, rows)) = reader.compacted("transactions")
+        assert never == (0, 0)
+        assert (rows, places[upto - 1] < reached <= places[upto]) == (len(needed), True)
+        assert reader.oldest("transactions") == (0, 0)
+        left = [*needed, *range(upto, 300)]
+        found = []
+        for piece in reader.read_history("transactions", 1, 0, places[-1]):
+            times = piece.batch.column("created_at").cast("int64").to_numpy()
+            maxima, ids = piece.maxima_before(times), piece.batch.column("id").to_pylist()
+            found += list(zip(piece.offsets, piece.positions, maxima, ids, strict=True))
+        assert found == [whole[n] for n in left]
+        for first, last in ((0, 300), (3, 157), (4, 5), (99, 260), (upto, 300), (0, 0)):
+            start, end = places[first], places[last]
+            within = [n for n in left if first <= n < last]
+            pieces = reader.read_history("transactions", 1, start, end, ["id"])
+            ids = [i for piece in pieces for i in piece.batch.column("id").to_pylist()]
+            assert ids == [whole[n][3] for n in within]
+            assert reader.rows_of("transactions", 1, start, end) == len(within)
+            for rows_max in (1, max(1, len(within) // 2), len(within) + 1):
+                half = reader.cut("transactions", 1, start, end, rows_max)
+                assert half.rows == min(rows_max, len(within))
+                assert half.rows == reader.rows_of("transactions", 1, half.start, half.end)
+                assert half.end == end or half.rows == rows_max
+            following = [n for n in left if n >= first]
+            assert reader.maximum("transactions", 1, start) == whole[following[0]][2]
+        assert reader.cut_at("transactions", whole[260][1]) == (0, whole[269][0] + 1)
+        writer.close()
+        writer = backend.writer([stream], log=settings)
+    writer.append(Group((PartitionBatch("transactions", 1, shop.batch(stream, 300, 5)),)))
+    assert reader.rows_of("transactions", 1, 0, reader.ends("transactions")[1]) == len(left) + 5

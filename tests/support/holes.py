@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from headrace.log.contract import Appended, Group, LogAddress, LogBatch, LogReader, Range, Receipt
 from headrace.model.definitions import Stream
 from headrace.model.errors import LogOffsetError
@@ -132,6 +134,13 @@ class HolesReader:
         self._inner.set_retention_floor(
             {stream: tuple(map(dense, offsets)) for stream, offsets in next_offsets.items()}
         )
+
+    def set_needed(self, stream: str, partition: int, upto: int, offsets: Any) -> None:
+        numbers = np.array([dense(int(offset)) for offset in offsets], dtype=np.int64)
+        self._inner.set_needed(stream, partition, dense(upto), numbers)
+
+    def compacted(self, stream: str) -> tuple[tuple[int, int], ...]:
+        return tuple((behind(upto), rows) for upto, rows in self._inner.compacted(stream))
 
     def _check(self, stream: str, partition: int, *offsets: int) -> None:
         ends = self.ends(stream)

@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from headrace.model.completeness import WatermarkOrigin
@@ -304,27 +305,28 @@ class LogBatch:
     """Consecutive events of a partition, at least one, zero-copy where the backend can.
 
     `offset_runs` are (row, its offset): the rows behind it, up to the next run, have the numbers
-    that follow. `position_runs` are (row, its position), which those behind it have too.
+    that follow. `position_runs` are (row, its position), which those behind it have too. Both are
+    arrays of two columns where they may be many.
     `maximum_before` is the highest event time (microseconds) of all events and advances before
     the first row in the partition, NO_EVENT_TIME if there are none. `maxima` are the places
     within the batch where an advance stands: (row, the maximum before that row), ascending.
     """
 
-    offset_runs: tuple[tuple[int, int], ...]
-    position_runs: tuple[tuple[int, int], ...]
+    offset_runs: Sequence[tuple[int, int]] | npt.NDArray[np.int64]
+    position_runs: Sequence[tuple[int, int]] | npt.NDArray[np.int64]
     maximum_before: int
     batch: pa.RecordBatch = field(repr=False)
     maxima: tuple[tuple[int, int], ...] = ()
 
     @property
     def first_offset(self) -> int:
-        return self.offset_runs[0][1]
+        return int(self.offset_runs[0][1])
 
     @cached_property
     def offsets(self) -> np.ndarray:
         """The offset of each row, ascending."""
         if len(self.offset_runs) == 1:
-            first = self.offset_runs[0][1]
+            first = self.first_offset
             return np.arange(first, first + self.batch.num_rows)
         rows, offsets = np.array(self.offset_runs, dtype=np.int64).T
         lengths = np.diff(rows, append=self.batch.num_rows)
@@ -337,6 +339,17 @@ class LogBatch:
         """The position of each row: ascending, with repetitions."""
         rows, positions = np.array(self.position_runs, dtype=np.int64).T
         return np.repeat(positions, np.diff(rows, append=self.batch.num_rows))
+
+    def maxima_before(self, times: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The maximum before each row; `times` are the rows' event times in microseconds."""
+        before = np.full(len(times), self.maximum_before, dtype=np.int64)
+        before[1:] = times[:-1]
+        if self.maxima:
+            rows, raised = np.array(self.maxima, dtype=np.int64).T
+            before[rows] = np.maximum(before[rows], raised)
+        if len(before):
+            before[0] = max(before[0], self.maximum_before)
+        return np.asarray(np.maximum.accumulate(before))
 
 
 class LogAddress(Protocol):
@@ -437,7 +450,22 @@ class LogReader(Protocol):
     def set_retention_floor(self, next_offsets: Mapping[str, tuple[int, ...]]) -> None:
         """Say how far the slowest view of each stream has come: retention takes nothing from there
         on, and nothing at all until it is said for the first time. A stream that is left out is
-        read by no view. It may lag behind the views, which only keeps more."""
+        read by no view. It may lag behind the views, which only keeps more.
+
+        When it returns, no compaction appears that it forbids: who is to read a changelog from its
+        beginning in several steps sets the floor there first."""
+
+    def set_needed(
+        self, stream: str, partition: int, upto: int, offsets: npt.NDArray[np.int64]
+    ) -> None:
+        """Say of a stream that is compacted: of the events before `upto`, those at these offsets
+        are needed, ascending, and no others. Retention lets all others before `upto` go in one
+        instant, once the floor has passed `upto`; without this it takes nothing from the stream.
+        Replaces what was said before, durably; with `upto` 0 it is taken back."""
+
+    def compacted(self, stream: str) -> tuple[tuple[int, int], ...]:
+        """Per partition, the `upto` by which it was compacted last and how many events before it
+        were needed; (0, 0) where it never was."""
 
     def dead_letters(self, stream: str | None, after: int, limit: int) -> Sequence[DeadLetter]:
         """Dead letters with number > after, ascending, resolved ones left out."""
@@ -496,7 +524,8 @@ class LogWriter(Protocol):
         """Durably mark dead letters as dealt with (re-submitted or discarded)."""
 
     def retain(self, now_microseconds: int) -> Mapping[str, int]:
-        """Apply every stream's retention, never passing its floor; gives bytes freed per stream."""
+        """Apply every stream's retention, never passing its floor; gives bytes freed per stream.
+        May take long where it compacts; close() makes it end early."""
 
     def close(self) -> None:
         """Everything appended is durable already; releases the lock."""

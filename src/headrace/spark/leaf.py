@@ -191,14 +191,8 @@ class Source:
 
     def _watermarks(self, found: LogBatch, clock: str) -> np.ndarray:
         times = found.batch.column(clock).cast(pa.int64()).to_numpy()
-        before = np.empty(len(times), dtype=np.int64)
-        if len(times):
-            before[0] = found.maximum_before
-            np.maximum(np.maximum.accumulate(times[:-1]), found.maximum_before, out=before[1:])
-        for row, maximum in found.maxima:
-            np.maximum(before[row:], maximum, out=before[row:])
         floor = NO_EVENT_TIME + self.stream.delay_microseconds
-        return np.maximum(before, floor) - self.stream.delay_microseconds
+        return np.maximum(found.maxima_before(times), floor) - self.stream.delay_microseconds
 
 
 def _unscaled(decimals: pa.Array) -> pa.Array:

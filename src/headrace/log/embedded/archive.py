@@ -4,6 +4,8 @@
 file per segment, with the position of each in a column of its own. The file's metadata has the
 format, the highest event time before the events, and where advances raised it. A file of format 1
 says no format and has no positions. Any Parquet reader can use the folder.
+
+One of format 3 is a compacted file, which has holes (compacted.py).
 """
 
 from __future__ import annotations
@@ -27,28 +29,34 @@ from headrace.log.contract import (
     clock_column,
     stored_schema,
 )
+from headrace.log.embedded.compacted import FORMAT, CompactedFile
 from headrace.log.embedded.frames import HEADER_BYTES, FrameHeader, fsync_directory
 from headrace.log.embedded.layout import stream_folder
 from headrace.log.embedded.recovery import scan_segment
 from headrace.log.embedded.segments import SegmentHead
 from headrace.model.definitions import Stream
-from headrace.model.errors import LogCorruptError, LogOffsetError
+from headrace.model.errors import LogCorruptError, LogError, LogOffsetError
 
 __all__ = [
     "archive_directory",
     "archive_segment",
+    "archived_file",
     "archived_ranges",
+    "check_segment",
+    "open_compacted",
     "read_archive",
+    "remove_superseded",
     "rows_within",
+    "sync_archive",
     "unbroken_from",
 ]
 
 _MAXIMUM = b"headrace.maximum_before"
 _MAXIMA = b"headrace.maxima"  # [[offset, the maximum before it], …] where an advance stands
-_FORMAT = b"headrace.format"
 _FORMAT_NOW = 2
 _POSITION = "_position"
 _ROWS_PER_GROUP = 65_536
+_ATTEMPTS_MAX = 100
 
 
 def archive_directory(log_directory: Path, stream: str, partition: int) -> Path:
@@ -61,6 +69,29 @@ def archive_segment(
     """Write a closed segment's events, up to offset `end`, as Parquet; durable under its final
     name when it returns. Doing it again gives the same file. Raises LogCorruptError, and archives
     nothing, if the segment is damaged."""
+    head, frames, data = _checked_segment(segment, end)
+    directory = archive_directory(log_directory, stream, partition)
+    target = archived_file(directory, head.base_offset, end)
+    if not target.exists():
+        _write_parquet(target, head, frames, pa.py_buffer(data))
+    sync_archive(log_directory, directory)
+    return target
+
+
+def sync_archive(log_directory: Path, directory: Path) -> None:
+    """Make the names in a partition's archive durable."""
+    for folder in (directory, directory.parent, directory.parent.parent, log_directory):
+        fsync_directory(folder)
+
+
+def check_segment(segment: Path, end: int) -> None:
+    """Raises LogCorruptError unless a closed segment has all events up to `end`, undamaged."""
+    _checked_segment(segment, end)
+
+
+def _checked_segment(
+    segment: Path, end: int
+) -> tuple[SegmentHead, Sequence[tuple[FrameHeader, int]], memoryview]:
     head, frames, _, data = scan_segment(segment)
     reached = head.base_offset
     for header, position in frames:
@@ -72,13 +103,7 @@ def archive_segment(
         raise LogCorruptError(
             f"{segment} is damaged at offset {reached}", hint="restore the file from a backup"
         )
-    directory = archive_directory(log_directory, stream, partition)
-    target = directory / f"{head.base_offset:020d}-{end:020d}.parquet"
-    if not target.exists():
-        _write_parquet(target, head, frames, pa.py_buffer(data))
-    for folder in (directory, directory.parent, directory.parent.parent, log_directory):
-        fsync_directory(folder)
-    return target
+    return head, frames, data
 
 
 def _write_parquet(
@@ -90,7 +115,7 @@ def _write_parquet(
     maxima = json.dumps(_maxima(frames)).encode()
     described = schema.append(pa.field(_POSITION, pa.int64(), nullable=False)).with_metadata(
         {
-            _FORMAT: str(_FORMAT_NOW).encode(),
+            FORMAT: str(_FORMAT_NOW).encode(),
             _MAXIMUM: str(head.maximum).encode(),
             _MAXIMA: maxima,
         }
@@ -131,12 +156,63 @@ def _maxima(frames: Sequence[tuple[FrameHeader, int]]) -> list[tuple[int, int]]:
 
 
 def archived_ranges(log_directory: Path, stream: str, partition: int) -> list[tuple[int, int]]:
-    """The offset ranges in the archive, ascending."""
-    directory = archive_directory(log_directory, stream, partition)
-    if not directory.exists():
+    """The offset ranges in the archive, ascending. One within another is left out: compaction
+    is to remove its file."""
+    ranges: list[tuple[int, int]] = []
+    for start, end in sorted(
+        _all_ranges(archive_directory(log_directory, stream, partition)),
+        key=lambda found: (found[0], -found[1]),
+    ):
+        if not ranges or end > ranges[-1][1]:
+            ranges.append((start, end))
+    return ranges
+
+
+def _all_ranges(directory: Path) -> list[tuple[int, int]]:
+    try:
+        names = os.listdir(directory)  # noqa: PTH208 (asked with every tick of a changelog)
+    except FileNotFoundError:
         return []
-    names = [file.stem.split("-") for file in directory.glob("[0-9]*.parquet")]
-    return sorted((int(start), int(end)) for start, end in names)
+    return [
+        (int(name[:20]), int(name[21:41]))
+        for name in names
+        if name.endswith(".parquet") and name[0].isdigit()
+    ]
+
+
+def archived_file(directory: Path, start: int, end: int) -> Path:
+    return directory / f"{start:020d}-{end:020d}.parquet"
+
+
+def open_compacted(log_directory: Path, stream: str, partition: int) -> CompactedFile | None:
+    """The compacted file of a partition, if there is one."""
+    directory = archive_directory(log_directory, stream, partition)
+    for _ in range(_ATTEMPTS_MAX):
+        ranges = archived_ranges(log_directory, stream, partition)
+        if not ranges:
+            return None
+        try:
+            file = CompactedFile(archived_file(directory, *ranges[0]))
+        except FileNotFoundError:
+            continue  # a newer one has taken its place in between
+        return file if file.is_compacted else None
+    raise LogError(f"{directory} changes faster than it can be read", hint="try again")
+
+
+def remove_superseded(log_directory: Path, stream: str, partition: int) -> int:
+    """Remove the files whose events a newer one has, and what a crash left of writing one; gives
+    the bytes freed."""
+    directory = archive_directory(log_directory, stream, partition)
+    kept = {
+        archived_file(directory, *found)
+        for found in archived_ranges(log_directory, stream, partition)
+    }
+    freed = 0
+    for file in directory.iterdir() if directory.exists() else ():
+        if file not in kept:
+            freed += 0 if file.name.startswith(".") else file.stat().st_size
+            file.unlink()
+    return freed
 
 
 def unbroken_from(ranges: Sequence[tuple[int, int]], start: int) -> int:
@@ -180,10 +256,10 @@ def _read(
 ) -> Iterator[LogBatch]:
     schema = stored_schema(stream)
     for first, last in ranges:
-        name = directory / f"{first:020d}-{last:020d}.parquet"
+        name = archived_file(directory, first, last)
         with pq.ParquetFile(name) as file:
             metadata = file.schema_arrow.metadata or {}
-            file_format = int(metadata.get(_FORMAT, 1))
+            file_format = int(metadata.get(FORMAT, 1))
             if file_format > _FORMAT_NOW:
                 raise LogCorruptError(
                     f"{name} has format {file_format}, this version reads up to {_FORMAT_NOW}",

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -22,10 +24,12 @@ from headrace.log.contract import (
 from headrace.log.embedded.advances import read_advances
 from headrace.log.embedded.archive import (
     archived_ranges,
+    open_compacted,
     read_archive,
     rows_within,
     unbroken_from,
 )
+from headrace.log.embedded.compacted import CompactedFile
 from headrace.log.embedded.deadletters import read_letters, resolved_numbers
 from headrace.log.embedded.ends import EMPTY_SLOT, Slot, Slots
 from headrace.log.embedded.layout import (
@@ -34,9 +38,10 @@ from headrace.log.embedded.layout import (
     RESOLVED_SLOT,
     partition_directory,
 )
+from headrace.log.embedded.needed import Needed, said_together, write_needed
 from headrace.log.embedded.retention_floor import write_retention_floor
 from headrace.log.embedded.segment_reading import IndexedFrame, PartitionReader, shared_files
-from headrace.model.definitions import Stream
+from headrace.model.definitions import RetentionAction, Stream
 from headrace.model.errors import LogCorruptError, LogError, LogOffsetError
 
 __all__ = ["EmbeddedAddress", "EmbeddedReader"]
@@ -85,6 +90,13 @@ class EmbeddedReader:
         _, end, maximum = self._partition(stream, partition)
         if offset == end:
             return maximum
+        compacted = self._compacted(stream, partition, offset)
+        if compacted is not None:
+            with compacted:
+                highest = compacted.maximum_before(offset)
+            if highest is not None:
+                return highest
+            return self.maximum(stream, partition, compacted.end)
         found = self.read_history(stream, partition, offset, offset + 1, [])
         return next(iter(found)).maximum_before
 
@@ -129,27 +141,55 @@ class EmbeddedReader:
     def rows_of(self, stream: str, partition: int, start: int, end: int) -> int:
         for _ in range(_ATTEMPTS_MAX):
             first, last, _ = self._partition(stream, partition)
-            low, high = max(start, first), min(end, last)
+            compacted = self._compacted(stream, partition, start)
+            archived, low = 0, max(start, first)
+            if compacted is not None:
+                with compacted:
+                    archived = _rows_within(compacted, start, end)
+                low = max(low, compacted.end)
+            elif start < first:
+                ranges = archived_ranges(self._directory, stream, partition)
+                archived = rows_within(ranges, start, min(end, first))
             try:
-                held = self._partition_reader(stream, partition).rows(low, high)
+                held = self._partition_reader(stream, partition).rows(low, min(end, last))
             except FileNotFoundError:
                 continue  # retention took a segment in between
-            if start >= first:
-                return held
-            archived = archived_ranges(self._directory, stream, partition)
-            return held + rows_within(archived, start, min(end, first))
+            return archived + held
         raise LogError("events are dropped faster than they can be counted", hint="try again")
 
     def cut(
         self, stream: str, partition: int, start: int, end: int, rows_max: int | None = None
     ) -> Range:
         if rows_max is not None:
-            first = start
-            if start < self.starts(stream)[partition]:
-                first = max(start, self.oldest(stream)[partition])
-            end = min(end, first + rows_max)  # offsets are without holes here
+            compacted = self._compacted(stream, partition, start)
+            if compacted is not None:
+                with compacted:
+                    end = self._end_behind(compacted, stream, partition, (start, end), rows_max)
+            else:
+                first = start
+                if start < self.starts(stream)[partition]:
+                    first = max(start, self.oldest(stream)[partition])
+                end = min(end, first + rows_max)  # offsets are without holes here
         end = max(start, end)
         return Range(partition, start, end, self.rows_of(stream, partition, start, end))
+
+    def _end_behind(
+        self,
+        compacted: CompactedFile,
+        stream: str,
+        partition: int,
+        bounds: tuple[int, int],
+        rows_max: int,
+    ) -> int:
+        """Where a range ends that begins in a compacted file and has so many events."""
+        start, end = bounds
+        if self.rows_of(stream, partition, start, end) <= rows_max:
+            return end
+        before = compacted.rows_before(start)
+        behind = before + rows_max - compacted.events
+        if behind > 0:
+            return min(end, compacted.end + behind)  # offsets are without holes there
+        return compacted.end_of(before + rows_max - 1) if rows_max else start
 
     def size_bytes(self, stream: str, partition: int, start: int, end: int) -> int:
         start = max(start, self.starts(stream)[partition])
@@ -178,8 +218,14 @@ class EmbeddedReader:
         end: int,
         columns: Sequence[str] | None = None,
     ) -> Iterator[LogBatch]:
-        begins = self.starts(stream)[partition]
-        if start < begins:
+        begins = self.starts(stream)[partition]  # before the archive: what leaves after is in both
+        compacted = self._compacted(stream, partition, start)
+        if compacted is not None:
+            with compacted:
+                definition = self._stream(stream)
+                yield from compacted.read(definition, start, min(end, compacted.end), columns)
+            begins = start = compacted.end
+        elif start < begins:
             for found in self.read_archive(stream, partition, start, min(end, begins)):
                 batch = found.batch if columns is None else found.batch.select(list(columns))
                 yield replace(found, batch=batch)
@@ -187,7 +233,24 @@ class EmbeddedReader:
             yield from self.read(stream, partition, max(start, begins), end, columns)
 
     def set_retention_floor(self, next_offsets: Mapping[str, tuple[int, ...]]) -> None:
-        write_retention_floor(self._directory, next_offsets)
+        with said_together(self._directory):
+            write_retention_floor(self._directory, next_offsets)
+
+    def set_needed(
+        self, stream: str, partition: int, upto: int, offsets: npt.NDArray[np.int64]
+    ) -> None:
+        write_needed(self._directory, stream, partition, Needed(upto, offsets))
+
+    def compacted(self, stream: str) -> tuple[tuple[int, int], ...]:
+        found = []
+        for partition in range(self._stream(stream).partitions):
+            compacted = open_compacted(self._directory, stream, partition)
+            if compacted is None:
+                found.append((0, 0))
+            else:
+                with compacted:
+                    found.append((compacted.upto, compacted.needed))
+        return tuple(found)
 
     def dead_letters(self, stream: str | None, after: int, limit: int) -> Sequence[DeadLetter]:
         for _ in range(_ATTEMPTS_MAX):
@@ -219,6 +282,16 @@ class EmbeddedReader:
                 hint=f"streams are {', '.join(s.name for s in self._streams.values()) or 'none'}",
             )
         return stream
+
+    def _compacted(self, stream: str, partition: int, offset: int) -> CompactedFile | None:
+        """The partition's compacted file, open, where it covers the offset: for what it covers it
+        is the history, also while the segments are still there."""
+        if self._stream(stream).retention.action is not RetentionAction.COMPACT:
+            return None
+        ranges = archived_ranges(self._directory, stream, partition)
+        if not ranges or not ranges[0][0] <= offset < ranges[0][1]:
+            return None
+        return open_compacted(self._directory, stream, partition)
 
     def _partition_reader(self, stream: str, partition: int) -> PartitionReader:
         return self._files.partition(partition_directory(self._directory, stream, partition))
@@ -274,6 +347,10 @@ class EmbeddedReader:
         except FileNotFoundError:
             self._check_range(stream.name, partition, start, end)
             raise
+
+
+def _rows_within(compacted: CompactedFile, start: int, end: int) -> int:
+    return max(0, compacted.rows_before(end) - compacted.rows_before(start))
 
 
 def _newest_position(slots: Slots) -> int:

@@ -1,4 +1,7 @@
-"""Retention: which segments leave the log, and never one that a view still needs."""
+"""Retention: which segments leave the log, and never one that a view still needs.
+
+Changelogs are compacted instead (compaction.py): neither age nor size takes anything from them.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pathlib import Path
 
 from headrace.log.contract import PartitionBatch
 from headrace.log.embedded.archive import archive_segment
+from headrace.log.embedded.compaction import Compactor
 from headrace.log.embedded.retention_floor import read_retention_floor
 from headrace.log.embedded.segments import PartitionFiles, Segment, segment_file
 from headrace.model.definitions import RetentionAction, Stream
@@ -25,7 +29,8 @@ RetentionFloor = Mapping[str, tuple[int, ...]]
 
 class Keeper:
     """Frees space stream by stream. Locks are taken in one order: its own, then the writer's;
-    the writer's is not held while a segment is archived."""
+    the writer's is not held while a segment is archived. Compaction has a lock of its own: it may
+    take long, and no stream that has no room waits for it."""
 
     def __init__(
         self,
@@ -42,6 +47,7 @@ class Keeper:
         self._publish = publish
         self._make_durable = make_durable
         self.lock = threading.Lock()
+        self.compactor = Compactor(directory, partitions, append_lock, publish, make_durable)
         self._refused: dict[str, tuple[float, str]] = {}
         for name, stream in self._streams.items():
             limit = stream.retention.bytes_max
@@ -70,7 +76,8 @@ class Keeper:
             self._require(name, 1)
 
     def retain(self, now_microseconds: int) -> Mapping[str, int]:
-        """Bytes freed per stream: by age, and by size down to seven eighths of the limit."""
+        """Bytes freed per stream: by age, by size down to seven eighths of the limit, and of
+        changelogs by compaction."""
         freed: dict[str, int] = {}
         with self.lock:
             floor = self._read_retention_floor()
@@ -83,6 +90,7 @@ class Keeper:
                 if limit is not None:
                     total += self._free_down_to(name, limit - limit // 8, floor)
                 freed[stream.name] = total
+        freed.update(self.compactor.compact())
         return freed
 
     def _require(self, name: str, incoming: int) -> None:
@@ -117,7 +125,7 @@ class Keeper:
     def _may_go(
         self, name: str, partition: int, segment: Segment, floor: RetentionFloor | None
     ) -> bool:
-        if floor is None:
+        if floor is None or self._streams[name].retention.action is RetentionAction.COMPACT:
             return False
         if name not in floor:
             return True

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.log.embedded.archive import archive_directory, archived_file, archived_ranges
+from headrace.log.embedded.compacted import CompactedFile
 from headrace.log.embedded.deadletters import letters_directory, resolved_directory
 from headrace.log.embedded.ends import EMPTY_SLOT, EndsReader
 from headrace.log.embedded.frames import HEADER_BYTES
@@ -33,7 +35,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verified:
-    """What was checked. No findings: every published event is there and whole."""
+    """What was checked: segments, and the files of compacted changelogs. No findings: every
+    published event is there and whole."""
 
     segments: int
     events: int
@@ -48,12 +51,17 @@ def verify(directory: Path) -> Verified:
         (LETTERS_SLOT, letters_directory(directory)),
         (RESOLVED_SLOT, resolved_directory(directory)),
     ]
+    segments = events = size = 0
+    findings: list[Finding] = []
     for stream in read_layout(directory).streams:
         for partition in range(stream.partitions):
             slot = stream.slot + partition
             places.append((slot, partition_directory(directory, stream.name, partition)))
-    segments = events = size = 0
-    findings: list[Finding] = []
+            for file in _archived(directory, stream.name, partition):
+                found, count = _verify_archived(file)
+                findings += found
+                events += count
+                size += file.stat().st_size
     for slot, folder in places:
         start, end, _ = slots[slot] if slot < len(slots) else EMPTY_SLOT
         bases = [base for base in segment_bases(folder) if base < end]
@@ -71,6 +79,23 @@ def verify(directory: Path) -> Verified:
         if reached < end:
             findings.append(Finding(folder, f"offsets {reached} to {end} are missing"))
     return Verified(segments, events, size, tuple(findings))
+
+
+def _archived(directory: Path, stream: str, partition: int) -> Sequence[Path]:
+    folder = archive_directory(directory, stream, partition)
+    return [archived_file(folder, *r) for r in archived_ranges(directory, stream, partition)]
+
+
+def _verify_archived(file: Path) -> tuple[Sequence[Finding], int]:
+    """Of a compacted file; what else is archived is a copy for others, and is not checked."""
+    try:
+        with CompactedFile(file, verify=True) as compacted:
+            if not compacted.is_compacted:
+                return (), 0
+            what = compacted.check()
+            return [Finding(file, what)] if what else (), compacted.events
+    except LogError as error:
+        return [Finding(file, error.message)], 0
 
 
 def _verify_segment(file: Path, published: int) -> tuple[int, Sequence[Finding]]:

@@ -242,7 +242,8 @@ class EmbeddedWriter:
             self._commits.checkpoint()
 
     def close(self) -> None:
-        with self._keeper.lock, self._commits.lock:
+        self._keeper.compactor.stop()
+        with self._keeper.compactor.lock, self._keeper.lock, self._commits.lock:
             if self._lock >= 0:
                 self._commits.close()
                 os.close(self._lock)

@@ -6,7 +6,8 @@ Only the engine's process opens the store. One thread commits ticks; queries run
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
+from operator import add
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -81,7 +82,7 @@ class Counts:
     duplicate: int = 0
 
     def plus(self, other: Counts) -> Counts:
-        return Counts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return Counts(*map(add, vars(self).values(), vars(other).values()))
 
     @property
     def is_conserved(self) -> bool:
@@ -100,7 +101,7 @@ class StreamCounts:
     dead: int = 0
 
     def plus(self, other: StreamCounts) -> StreamCounts:
-        return StreamCounts(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return StreamCounts(*map(add, vars(self).values(), vars(other).values()))
 
     @property
     def is_conserved(self) -> bool:

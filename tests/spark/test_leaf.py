@@ -17,6 +17,8 @@ from headrace.model.types import parse_type
 from headrace.spark.leaf import (
     CLOCK_OFFSET,
     EVENT_TIME,
+    OFFSET,
+    POSITION,
     POSITION_COLUMNS,
     QUALITY,
     WATERMARK,
@@ -68,3 +70,21 @@ def test_without_clocks(tmp_path: Path, event_time: str | None, quality: str) ->
     assert [tuple(row.values())[:4] for row in found] == [
         (n + 1, time, None, quality) for n, time in enumerate(times)
     ]
+
+
+def test_rows_of_one_group_commit_have_one_position(tmp_path: Path) -> None:
+    schema = stored_schema(STREAM)
+    writer = open_writer(tmp_path / "log", [STREAM], LogSettings(), GatewaySettings())
+    positions = []
+    for count in (2, 1, 3):
+        rows = [{"n": n, "at": n, "sent_at": None, "_received_at": n} for n in range(count)]
+        batch = pa.RecordBatch.from_pylist(rows, schema=schema)
+        appended = writer.append(Group((PartitionBatch(STREAM.name, 0, batch),)))
+        positions += [appended.position] * count
+    writer.close()
+    source = Source(EmbeddedAddress(tmp_path / "log"), STREAM, (POSITION, OFFSET))
+    found = pa.Table.from_batches(source.read(Range(0, 0, 6, 6)))
+    assert found.column(POSITION).to_pylist() == positions
+    assert len(set(positions)) == 3
+    within = pa.Table.from_batches(source.read(Range(0, 1, 4, 3)))
+    assert within.column(POSITION).to_pylist() == positions[1:4]

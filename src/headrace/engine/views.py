@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from headrace.engine.ordered_ranges import ordered_ranges
 from headrace.engine.watermarks import Watermark
 from headrace.log.contract import LogReader, Range
 from headrace.model.definitions import Stream
@@ -78,6 +79,12 @@ class LiveView:
         return self.is_open and self.halt is None
 
     @property
+    def is_ordered(self) -> bool:
+        """Whether it must take the events of all partitions in the one order of the log."""
+        table = None if self.bound is None else self.bound.plan.table
+        return table is not None and table.sequence is not None and self.stream.partitions > 1
+
+    @property
     def running_plan(self) -> BoundView:
         assert self.bound is not None, "only running views are asked for their plan"
         return self.bound
@@ -85,7 +92,8 @@ class LiveView:
 
 @dataclass(frozen=True)
 class ViewGroup:
-    """Views of one stream at equal offsets: they share a plan. `limit` is how far it may go."""
+    """Views of one stream at equal offsets: they share a plan. `limit` is how far it may go. With
+    `is_ordered` it takes events in the one order of the log."""
 
     stream: Stream
     views: tuple[LiveView, ...]
@@ -93,6 +101,7 @@ class ViewGroup:
     limit: Offsets
     rows_max: int
     is_leading: bool
+    is_ordered: bool = False
 
 
 def group_views(
@@ -109,6 +118,7 @@ def group_views(
             by_stream.setdefault(view.stream.name, []).append(view)
     for name, members in by_stream.items():
         together: dict[Offsets, list[LiveView]] = {}
+        is_ordered = any(view.is_ordered for view in members)  # who is behind is to meet them
         for view in members:
             if view.isolation is None and not view.is_copy:
                 together.setdefault(view.next_offsets, []).append(view)
@@ -118,7 +128,9 @@ def group_views(
         for offsets, same in together.items():
             is_leading = offsets == front
             limit = ends[name] if is_leading else _least(front, ends[name])
-            group = ViewGroup(same[0].stream, tuple(same), offsets, limit, rows_max, is_leading)
+            group = ViewGroup(
+                same[0].stream, tuple(same), offsets, limit, rows_max, is_leading, is_ordered
+            )
             (groups if is_leading else behind).append(group)
         for view in members:
             limit, rows = _least(front, ends[name]) if front else ends[name], rows_max
@@ -126,7 +138,8 @@ def group_views(
                 limit, rows = view.isolation.target, min(rows_max, view.isolation.rows_max)
             elif not view.is_copy:
                 continue
-            alone = ViewGroup(view.stream, (view,), view.next_offsets, limit, rows, False)
+            own, offsets = view.is_ordered, view.next_offsets
+            alone = ViewGroup(view.stream, (view,), offsets, limit, rows, False, own)
             behind.append(alone)
     return groups + behind
 
@@ -166,6 +179,10 @@ def choose_ranges(group: ViewGroup, log: LogReader) -> tuple[Range, ...]:
     only one by one."""
     room = group.rows_max
     stream, starts, limits = group.stream.name, group.next_offsets, group.limit
+    if group.is_ordered:
+        found = ordered_ranges(log, stream, starts, limits, group.rows_max)
+        if found:  # else others have left the order behind, and it goes on as they did
+            return found
     behind = [p for p, start in enumerate(starts) if limits[p] > start]
     if any(view.isolation is not None for view in group.views):
         behind = behind[:1]

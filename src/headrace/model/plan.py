@@ -68,7 +68,7 @@ ROWS = "_rows"  # BIGINT, how many events went into the row; in the partials of 
 @dataclass(frozen=True)
 class Expression:
     """A named Spark SQL expression over the stream's columns (and `_partition`, `_offset`,
-    `_event_time`, `_received_at`)."""
+    `_position`, `_event_time`, `_received_at`)."""
 
     name: str
     sql: str

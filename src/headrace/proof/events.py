@@ -42,6 +42,7 @@ __all__ = [
     "IS_EVENT",
     "OFFSET",
     "PARTITION",
+    "POSITION",
     "WATERMARK",
     "LogTable",
     "Note",
@@ -49,6 +50,7 @@ __all__ = [
 
 PARTITION = "_partition"
 OFFSET = "_offset"
+POSITION = "_position"
 IS_EVENT = "_is_event"
 WATERMARK = "_watermark"
 DECISION = "_decision"  # STRING: what an operator said about a late event, if anything
@@ -106,7 +108,7 @@ class LogTable:
         return found.selectExpr("*", watermark).where(IS_EVENT)
 
     def _ddl(self) -> str:
-        places = f"{PARTITION} INT, {OFFSET} BIGINT, {EVENT_TIME} TIMESTAMP, "
+        places = f"{PARTITION} INT, {OFFSET} BIGINT, {POSITION} BIGINT, {EVENT_TIME} TIMESTAMP, "
         columns = [f"`{name}` {self._type(name)}" for name in self.columns]
         notes = f", {DECISION} STRING, {APPLIED_TO} ARRAY<BIGINT>, {APPLIED_AT} BIGINT"
         return ", ".join([*columns, f"{places}{RECEIVED_AT} TIMESTAMP, {IS_EVENT} BOOLEAN{notes}"])
@@ -150,6 +152,7 @@ class LogTable:
         if not taken.all():
             values = [_blanked(array, taken) for array in values]
         places = [pa.array(np.full(rows, partition, dtype=np.int32)), pa.array(offsets)]
+        places.append(pa.array(found.positions))
         times = [found.batch.column(clock), found.batch.column(RECEIVED_AT)]
         return self._batch(
             [*values, *places, *times, pa.array(taken), *self._notes(partition, offsets)]
@@ -185,11 +188,13 @@ class LogTable:
         times = pa.array([maximum for _, maximum in steps], pa.timestamp("us", "UTC"))
         nothing = [pa.nulls(count, self._type(name).arrow) for name in self.columns]
         offsets = pa.array([found.offsets[row] for row, _ in steps], pa.int64())
-        place = [pa.array([partition] * count, pa.int32()), offsets, times, times]
-        return self._batch([*nothing, *place, pa.array([False] * count), *_no_notes(count)])
+        place = [pa.array([partition] * count, pa.int32()), offsets, pa.nulls(count, pa.int64())]
+        return self._batch(
+            [*nothing, *place, times, times, pa.array([False] * count), *_no_notes(count)]
+        )
 
     def _batch(self, arrays: Sequence[pa.Array]) -> pa.RecordBatch:
-        places = [PARTITION, OFFSET, EVENT_TIME, RECEIVED_AT, IS_EVENT]
+        places = [PARTITION, OFFSET, POSITION, EVENT_TIME, RECEIVED_AT, IS_EVENT]
         names = [*self.columns, *places, DECISION, APPLIED_TO, APPLIED_AT]
         return pa.RecordBatch.from_arrays(list(arrays), names=names)
 

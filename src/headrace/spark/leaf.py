@@ -35,6 +35,7 @@ __all__ = [
     "EVENT_TIME",
     "OFFSET",
     "PARTITION",
+    "POSITION",
     "POSITION_COLUMNS",
     "QUALITY",
     "RANGES_PROPERTY",
@@ -49,16 +50,27 @@ __all__ = [
 RANGES_PROPERTY = "headrace.ranges"
 PARTITION = "_partition"  # INT
 OFFSET = "_offset"  # BIGINT
+POSITION = "_position"  # BIGINT, of the group commit in the one order of the log
 WATERMARK = "_watermark"  # BIGINT, microseconds: the partition's watermark before this event
 BATCH_ROWS_MAX = 100_000
 UNSCALED_PRECISION_MAX = 18
 _UNSCALED = "_unscaled_"
 NO_ANNOTATIONS = EventAnnotations()
-POSITION_COLUMNS = (PARTITION, OFFSET, EVENT_TIME, RECEIVED_AT, CLOCK_OFFSET, QUALITY, WATERMARK)
+POSITION_COLUMNS = (
+    PARTITION,
+    OFFSET,
+    POSITION,
+    EVENT_TIME,
+    RECEIVED_AT,
+    CLOCK_OFFSET,
+    QUALITY,
+    WATERMARK,
+)
 
 _POSITION_TYPES = {
     PARTITION: DataType("INT"),
     OFFSET: DataType("BIGINT"),
+    POSITION: DataType("BIGINT"),
     EVENT_TIME: DataType("TIMESTAMP"),
     RECEIVED_AT: DataType("TIMESTAMP"),
     CLOCK_OFFSET: DataType("BIGINT"),
@@ -161,6 +173,8 @@ class Source:
                 arrays.append(pa.array(np.full(rows, partition, dtype=np.int32)))
             elif name == OFFSET:
                 arrays.append(pa.array(found.offsets))
+            elif name == POSITION:
+                arrays.append(pa.array(found.positions))
             elif name == EVENT_TIME:
                 arrays.append(found.batch.column(clock))
             elif name in (CLOCK_OFFSET, QUALITY):

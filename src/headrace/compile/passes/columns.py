@@ -15,7 +15,15 @@ from headrace.compile.sql.dialect import identifier
 
 __all__ = ["OWN_COLUMNS", "resolve_columns"]
 
-OWN_COLUMNS = ("_partition", "_offset", "_event_time", "_received_at", "_skew", "_quality")
+OWN_COLUMNS = (
+    "_partition",
+    "_offset",
+    "_position",
+    "_event_time",
+    "_received_at",
+    "_skew",
+    "_quality",
+)
 _UNIT_FUNCTIONS = ("timestampdiff", "timestampadd", "dateadd", "date_add", "datediff", "date_diff")
 
 

@@ -1,6 +1,6 @@
 """A view as one plain Spark SQL query over a table of all events: what it means.
 
-The table has the stream's columns and the position columns (`_partition`, `_offset`,
+The table has the stream's columns and the position columns (`_partition`, `_offset`, `_position`,
 `_event_time`, `_received_at`, `_skew`, `_quality`). Where Spark leaves the choice among events
 open (first, last), the query makes it; windows that Spark does not have are spelled out.
 """

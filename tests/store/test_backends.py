@@ -12,6 +12,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from table_model import TableModel, counted, definition, plain, rows_table
 
@@ -314,6 +315,30 @@ def test_a_merge_that_makes_two_rows_of_a_key_it_has_fetched_is_refused(
     assert stored(sold, SALES) == before
     merged([], [(1, "anna", 11), (1, None, 21)])
     assert stored(sold, SALES) == [(1, "anna", 11), (1, None, 21), (2, "anna", 30)]
+
+
+def test_rows_of_one_key_are_refused_also_where_it_is_said_which_could_have_it(
+    sold: Backend,
+) -> None:
+    before = stored(sold, SALES)
+    for going, put, is_refused in (
+        ([], [(1, "anna", 11)], True),
+        (["anna"], [(1, "anna", 11), (1, None, 21)], True),
+        (["anna"], [(1, "anna", 11), (1, "anna", 12)], True),
+        (["anna"], [(1, "new", 1), (1, "new", 2)], True),
+        (["anna"], [(1, "anna", 11), (1, "new", 1)], False),
+    ):
+        ones = asked((1, "")).select(["_view"])
+        known = fetched(sold, Fetch("sales", ("_view",), ones))
+        gone = known.filter(pc.is_in(known.column("user"), pa.array(going, pa.string())))
+        delta = TableDelta("sales", gone.select([ROW]), rows(SALES, *put), known=known)
+        if is_refused:
+            with pytest.raises(StoreError, match="sales would have two rows"):
+                commit(sold, delta)
+            assert stored(sold, SALES) == before
+        else:
+            commit(sold, delta)
+    assert stored(sold, SALES) == [(1, "anna", 11), (1, "new", 1), (1, None, 20), (2, "anna", 30)]
 
 
 def test_rows_that_do_not_fit_their_table_are_refused(sold: Backend) -> None:

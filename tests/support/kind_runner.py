@@ -94,6 +94,14 @@ class PlainTables:
                         del rows[number]
         if delta.put is not None:
             assert delta.put.schema.equals(definition.schema), delta.table
+            if delta.known is not None:
+                putting = {
+                    tuple(frozen(r[k]) for k in definition.key) for r in delta.put.to_pylist()
+                }
+                known = set(delta.known.column(ROW).to_pylist())
+                for number, row in rows.items():
+                    key = tuple(frozen(row[k]) for k in definition.key)
+                    assert number in known or key not in putting, f"{delta.table}: {key}"
             for row in delta.put.to_pylist():
                 rows[next(self._numbers)] = row
         keys = Counter(tuple(frozen(r[k]) for k in definition.key) for r in rows.values())

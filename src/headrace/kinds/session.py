@@ -177,7 +177,9 @@ class SessionKind:
                 if fresh.num_rows:
                     put = fresh.select(definition.schema.names)
                     deltas.append(TableDelta(definition.name, put=put))
-        return self._state.delta(self._merge.run(**slots), closed, *deltas)
+        # A stored session that begins when one of these does ends after the tick's first event, or
+        # is the one that an earlier beginning comes from.
+        return self._state.delta(self._merge.run(**slots), closed, *deltas, known=old)
 
     def _value_fetches(
         self, values: Sequence[pa.Table], islands: pa.Table

@@ -134,8 +134,8 @@ class SlidingKind:
         answers: Sequence[pa.Table] = (yield list(fetches.values())) if fetches else []
         found = dict(zip(fetches, answers, strict=True))
         closed, gone = found.pop("closing", None), found.pop("hidden", None)
-        told = None
-        if "after" in found:
+        told, known = None, found.get("after")  # the rows put have its keys, and lie in its time
+        if known is not None:
             beyond = given.partials.column(REJECTED_WINDOWS)
             sets_aside = any(
                 table.column(ASIDE).null_count < len(table) for table in found.values()
@@ -145,9 +145,10 @@ class SlidingKind:
             ]
             told = merge.run(stage=given.partials, views=given.views, **found)
         if gone is None:
-            return self._state.delta(told, closed)
+            return self._state.delta(told, closed, known=known)
         is_aside = pc.greater(gone.column(ASIDE), gone.column(WINDOW_START).cast(pa.int64()))
-        return self._state.delta(told, closed, hidden=gone.column(ROW).filter(is_aside))
+        hidden = gone.column(ROW).filter(is_aside)
+        return self._state.delta(told, closed, hidden=hidden, known=known)
 
     def _near_fetches(self, reaches: pa.Table) -> dict[str, Fetch]:
         first, last = reaches.column(_FIRST), reaches.column(_LAST)

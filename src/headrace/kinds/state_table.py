@@ -240,10 +240,11 @@ class StateTable:
         closed: pa.Table | None,
         *more: TableDelta,
         hidden: pa.ChunkedArray | None = None,
+        known: pa.Table | None = None,
     ) -> Delta:
         """`told` is what a statement with `told_sql` gave; `closed` the rows of `closing`, of
         which those count that the tick did not touch; `hidden` the ROW of others that go, which
-        nobody sees."""
+        nobody sees; `known` as TableDelta has it."""
         deltas: list[TableDelta] = list(more)
         changes: list[Changes] = []
         gone, put = hidden, None
@@ -259,9 +260,9 @@ class StateTable:
                 closed = closed.filter(pc.invert(pc.is_in(closed.column(ROW), replaced)))
         if gone is not None and len(gone):
             rows = pa.Table.from_arrays([gone], names=[ROW])
-            deltas.insert(0, TableDelta(self.name, rows, put))
+            deltas.insert(0, TableDelta(self.name, rows, put, known=known))
         elif put is not None and put.num_rows:
-            deltas.insert(0, TableDelta(self.name, None, put))
+            deltas.insert(0, TableDelta(self.name, None, put, known=known))
         if closed is not None:
             changes.append(self._closed(_filtered(closed, closed.column(PASSES))))
         return Delta(tuple(deltas), _joined([change for change in changes if change.num_rows]))

@@ -68,9 +68,12 @@ class TableDelta:
 
     `are_keys_new`: whoever made the delta answers for it that the keys of `put` are no other row's,
     as where they hold an offset or a number that only grows. To look would cost as much as to put
-    them, so a backend need not."""
+    them, so a backend need not. `known` are rows fetched since the last commit, with the key and
+    ROW, and he answers for it that no others have a key of `put`, as those of a stretch of time in
+    which all of `put` lies: a backend need look at these alone."""
 
     table: str
     gone: pa.Table | None = None
     put: pa.Table | None = None
     are_keys_new: bool = False
+    known: pa.Table | None = None

@@ -230,7 +230,7 @@ class StoredTable:
             name, slot = self._slot("put", (), self.definition.schema)
             slot.fill(delta.put)
             try:
-                if not (delta.are_keys_new or self._is_key_free(slot.table, gone)):
+                if not (delta.are_keys_new or self._is_key_free(slot.table, gone, delta.known)):
                     self._check_key(name, slot.table)
                 self._by_key = []
                 self._insert(name)
@@ -268,23 +268,21 @@ class StoredTable:
             self._prepared[sql] = name
         return f"EXECUTE {name}"
 
-    def _is_key_free(self, put: pa.Table, gone: pa.Table | None) -> bool:
+    def _is_key_free(self, put: pa.Table, gone: pa.Table | None, known: pa.Table | None) -> bool:
         """Whether what this tick knows of the table shows that the keys are free: the rows that
         had them were fetched, or let go by their keys, and none of them stays. False says nothing.
         """
-        key = self.definition.key
+        key, asked = self.definition.key, None
         if gone is not None and set(gone.column_names) == set(key):
-            asked, staying = gone.select(key), self._schema(key).empty_table()
-        elif self._by_key and key:
+            asked, known = gone.select(key), put.slice(0, 0)
+        elif known is None and self._by_key and key:
             asked = pa.concat_tables([asked.select(key) for asked, _ in self._by_key])
-            staying = pa.concat_tables([answer.select([*key, ROW]) for _, answer in self._by_key])
-            if gone is not None and gone.column_names == [ROW]:
-                is_gone = pc.is_in(staying.column(ROW), gone.column(ROW))
-                staying = staying.filter(pc.invert(is_gone))
-            staying = staying.select(key)
-        else:
+            known = pa.concat_tables([answer.select([*key, ROW]) for _, answer in self._by_key])
+        if known is None:
             return False
-        return are_keys_free(put.select(key), asked, staying)
+        if gone is not None and gone.column_names == [ROW]:
+            known = known.filter(pc.invert(pc.is_in(known.column(ROW), gone.column(ROW))))
+        return are_keys_free(put.select(key), known.select(key), asked)
 
     def _check_key(self, name: str, put: pa.Table) -> None:
         key = self.definition.key

@@ -54,10 +54,16 @@ VIEWS = {
     "first_of": "SELECT sensor, first(number) AS f, max_by(number, value) AS m FROM readings"
     " GROUP BY sensor",
 }
+TABLES = {
+    "latest": "FROM readings KEY (sensor) SEQUENCE BY number APPLY AS DELETE WHEN value < 0"
+    " COLUMNS * EXCEPT (at)",
+    "entire": "FROM readings KEY (sensor, number) SEQUENCE BY at WITH HISTORY",
+}
 
 
 def definitions(*views: str, late: str = "LATE REVISE") -> str:
-    made = "".join(f"CREATE MATERIALIZED VIEW {v} AS {VIEWS[v]};\n" for v in views)
+    made = "".join(f"CREATE MATERIALIZED VIEW {v} AS {VIEWS[v]};\n" for v in views if v in VIEWS)
+    made += "".join(f"CREATE TABLE {v} {TABLES[v]};\n" for v in views if v in TABLES)
     return STREAM.format(late=late) + made
 
 
@@ -106,12 +112,13 @@ def fill(rig: Any, made: list[dict[str, Any]], stride: int = 15) -> None:
 def test_every_kind_of_view_is_equal_to_the_log(
     make_rig: Callable[..., Any], proven: Callable[..., Compared]
 ) -> None:
-    rig = make_rig(definitions(*VIEWS))
+    views = (*VIEWS, *TABLES)
+    rig = make_rig(definitions(*views))
     rig.start()
-    for view in VIEWS:
+    for view in views:
         assert proven(rig, view).is_equal, "before the first event"
     fill(rig, events(120))
-    for view in VIEWS:
+    for view in views:
         found = proven(rig, view)
         assert found.is_equal, (view, found)
         assert found.rows > 0
@@ -156,6 +163,7 @@ TAMPERED = {
     "overall": ("UPDATE {0} SET p0 = 7", 1),
     "each": ("DELETE FROM {0} WHERE k1 < 9", None),
     "keyed": ("UPDATE {0} SET p0 = p0 * (1 + 1e-7)", 4),
+    "entire": ("UPDATE {0} SET _deleted = 1, _passes = false WHERE k2 = 'a'", None),
 }
 
 

@@ -83,7 +83,7 @@ def _view_row(name: str, view: dict[str, Any]) -> tuple[Any, ...]:
         counts.get("applied"),
         counts.get("late"),
         counts.get("dead"),
-        view["detail"] or _rebuild_text(view.get("rebuild")),
+        view["detail"] or _rebuild_text(view.get("rebuild")) or _table_text(view.get("table")),
     )
 
 
@@ -92,6 +92,11 @@ def _rebuild_text(rebuild: dict[str, Any] | None) -> str:
         return ""
     done = 100 * rebuild["events"] // max(rebuild["events_total"], 1)
     return f"its copy is {rebuild['state']}: {done} %"
+
+
+def _table_text(totals: dict[str, int] | None) -> str:
+    """What is worth a look: changes that came too late to count, and rows that came back."""
+    return ", ".join(f"{count:,} {fate}" for fate, count in (totals or {}).items() if count)
 
 
 def _halts(views: dict[str, Any]) -> list[str]:

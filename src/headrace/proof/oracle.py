@@ -30,7 +30,7 @@ TAKEN = "_taken"  # BOOLEAN: whether it was taken in all the same
 class Oracle:
     """`sql` gives the outputs as e0, e1, …, the keys as k0, k1, … (after those of the definition
     the window's start; of an event group also the place of its first event; of a view of rows the
-    event's partition and offset alone), and with a window
+    event's partition and offset alone; of a table its key), and with a window
     REVISION and WINDOW_END, from which watermark on the row is final. `columns` are the stream's
     columns that it needs.
 
@@ -54,12 +54,16 @@ def oracle(plan: ViewPlan, stream: Stream) -> Oracle:
     query = parse_tokens(tokenize(source), source)
     assert isinstance(query, exp.Select)
     chosen = [f"{canonical(item.this)} AS e{i}" for i, item in enumerate(query.expressions)]
-    chosen += [f"{key.sql} AS k{i}" for i, key in enumerate(plan.keys)]
+    own = [key.sql for key in plan.keys]
+    if plan.table is not None:
+        texts = {key.name: key.sql for key in plan.keys}
+        own = [texts[name] for name in plan.table.key]
+    chosen += [f"{text} AS k{i}" for i, text in enumerate(own)]
     group = query.args.get("group")
     groups = [canonical(item) for item in group.expressions] if group else []
     where = [f"({canonical(query.args['where'].this)})"] if query.args.get("where") else []
     events = canonical(query.args["from_"].this)
-    keys, passed, taken = [key.sql for key in plan.keys], "false", None
+    keys, passed, taken = list(own), "false", None
     within = list(where)
     if isinstance(plan.window, Sliding):  # see sliding.py
         keys.append(EVENT_TIME)
@@ -78,7 +82,7 @@ def oracle(plan: ViewPlan, stream: Stream) -> Oracle:
         keys.append(f"{window}.start")
         if isinstance(plan.window, EventGroup):  # of a key two may begin at one time
             keys += ["_start.p", "_start.o"]
-        chosen += [f"{keys[i]} AS k{i}" for i in range(len(plan.keys), len(keys))]
+        chosen += [f"{keys[i]} AS k{i}" for i in range(len(own), len(keys))]
         chosen += [f"{_ends(plan, window)} AS {WINDOW_END}", f"count_if({passed}) AS {REVISION}"]
         where += [taken] if taken else []
     parts = [f"SELECT {', '.join(chosen)} FROM {events}"]
@@ -92,7 +96,7 @@ def oracle(plan: ViewPlan, stream: Stream) -> Oracle:
     return Oracle(
         sql=" ".join(parts),
         outputs=len(query.expressions),
-        keys=2 if plan.is_rows else len(keys),
+        keys=2 if plan.is_rows and plan.table is None else len(keys),
         columns=(*columns, *clocks),
         events=events,
         where=" AND ".join(within) or "true",

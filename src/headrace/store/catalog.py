@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from headrace.kinds.calculator import arrow_table
 from headrace.kinds.contract import Kind
+from headrace.kinds.table import totals_of
 from headrace.model.errors import QueryError
 from headrace.model.plan import BoundView
 from headrace.model.tables import VIEW, TableDelta
@@ -96,6 +97,7 @@ def new_view(
             None,
             Counts(),
             dict(start_offsets),
+            view.plan.table is not None,
         ),
         tuple((name, c.type.name) for name, c in zip(names, kind.public, strict=True)),
         hidden,
@@ -232,6 +234,7 @@ def _views(rows: Iterable[Mapping[str, object]]) -> Iterable[StoredView]:
             None if given["watermark"] is None else number("watermark"),
             Counts(*(number(name) for name in _COUNTS)),
             decode_offsets(text("start_offsets")),
+            totals_of(text("shape")) in json.loads(text("tables")),
         )
         yield StoredView(
             number("number"),

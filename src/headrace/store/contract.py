@@ -260,6 +260,7 @@ class CatalogEntry:
     watermark_microseconds: int | None
     totals: Counts
     start_offsets: Mapping[int, int] = field(default_factory=dict)
+    is_table: bool = False
 
 
 @dataclass(frozen=True)
@@ -445,12 +446,12 @@ class Store(Protocol):
     def needed_offsets(self, table: str, partition: int, below: int) -> Iterator[Offsets]:
         """The offsets below this one of the changes that a table rests on: of its rows, of deletes
         that still count, and of versions. Ascending, each once, in arrays of some thousand, all as
-        of one tick; the store keeps what that tick showed until the last one is taken, or the
-        iterator is closed. Every other change below may go from the log: the rest gives the same
-        rows.
+        of the newest tick when this is called; the store keeps what that tick showed until the last
+        array is taken, or the iterator is closed. Where `below` is as far as the table has read,
+        every other change below may go from the log: the rest gives the same rows.
 
-        With the first array it raises StoreError where the table has not read all of them, and
-        where it is not open: then nothing may go."""
+        Raises StoreError where the table has not read so far, and where it is not open: then
+        nothing may go."""
 
     def describe(self, name: str) -> Sequence[tuple[str, str]]:
         """(column, Spark type) of a view's public columns, in order. Raises QueryError."""

@@ -26,7 +26,7 @@ from headrace.kinds.calculator import Calculator, arrow_reader
 from headrace.kinds.contract import Kind
 from headrace.kinds.event_groups import EventGroupKind
 from headrace.kinds.session import SessionKind
-from headrace.kinds.table import TableKind, totals_of, totals_sql
+from headrace.kinds.table import TableKind, totals_sql
 from headrace.model.definitions import Stream
 from headrace.model.errors import FencedError, MemoryShortError, StoreError, ViewChangedError
 from headrace.model.plan import BoundView
@@ -425,26 +425,25 @@ class ViewStore:
         stored = readable_view(self._shown, table)
         with self._queries.read() as (connection, freshness):
             stored = self._as_of(stored, freshness)
-            if totals_of(stored.shape) not in stored.tables:
+            if not stored.entry.is_table:
                 raise StoreError(f"view {stored.entry.view} is no table")
             sql = totals_sql(stored.shape, stored.number)
             return TableTotals(*(connection.execute(sql).fetchone() or ()))
 
     def needed_offsets(self, table: str, partition: int, below: int) -> Iterator[Offsets]:
-        with ExitStack() as held:
-            with self._lock:  # no copy takes the table's place before the snapshot is there
-                kind, number = self._stacks.opened_kind(table)
-                if not isinstance(kind, TableKind):
-                    raise StoreError(f"view {table} is no table")
-                come = self._views[table].entry.next_offsets.get(partition, 0)
-                if below > come:
-                    raise StoreError(
-                        f"table {table} has read partition {partition} up to offset {come}, so "
-                        f"what it needs below {below} is not known yet"
-                    )
-                connection = held.enter_context(self._backend.snapshot())
-            for batch in arrow_reader(connection, kind.needed_sql(number, partition, below)):
-                yield batch.column(0).to_numpy()
+        with self._lock:  # no copy takes the table's place before the snapshot is there
+            kind, number = self._stacks.opened_kind(table)
+            if not isinstance(kind, TableKind):
+                raise StoreError(f"view {table} is no table")
+            come = self._views[table].entry.next_offsets.get(partition, 0)
+            if below > come:
+                raise StoreError(
+                    f"table {table} has read partition {partition} up to offset {come}, so what it "
+                    f"needs below {below} is not known yet"
+                )
+            held = ExitStack()
+            connection = held.enter_context(self._backend.snapshot())
+        return _offsets(held, connection, kind.needed_sql(number, partition, below))
 
     # Streams
 
@@ -593,6 +592,12 @@ class ViewStore:
             self._is_closed = True
             self._queries.close()
             self._backend.close()
+
+
+def _offsets(held: ExitStack, connection: duckdb.DuckDBPyConnection, sql: str) -> Iterator[Offsets]:
+    with held:
+        for batch in arrow_reader(connection, sql):
+            yield batch.column(0).to_numpy()
 
 
 def _public_view(stored: StoredView, kind: Kind) -> dict[str, str]:

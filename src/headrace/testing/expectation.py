@@ -40,10 +40,10 @@ Looks = dict[str, int]  # the tick up to which the changes of each view have bee
 
 
 class Expectation:
-    """Of a view, of a stream, or of the late events that a stream has set aside (STREAM_late). Each
-    method raises AssertionError where what it says is not so, and gives the expectation back, so
-    that more can be said of the same thing. It may be kept: everything that was sent before a
-    method is called has been taken in.
+    """Of a view or table, of a stream, or of the late events that a stream has set aside
+    (STREAM_late). Each method raises AssertionError where what it says is not so, and gives the
+    expectation back, so that more can be said of the same thing. It may be kept: everything that
+    was sent before a method is called has been taken in.
 
         project.expect("income").row(user_id="a", income="10.00").counts(late=0)
         project.expect("transactions").dead_letters(["column amount"])
@@ -148,6 +148,7 @@ class Expectation:
             return []
         plan = plan_view(self._definitions, self._view)
         keys = {key.name for key in plan.keys} | {"window_start", "window_end"}
+        keys = keys if plan.table is None else set(plan.table.key)
         return [final.name for final in plan.finals if final.sql.strip("`") in keys]
 
     # Changes
@@ -186,8 +187,9 @@ class Expectation:
 
     def dead_letters(self, expected: Sequence[str | Mapping[str, Any]]) -> Expectation:
         """These are all dead letters, of a stream what the gateway could not accept, of a view what
-        its expressions could not take. Each is said by a part of its reason, or by a mapping of
-        `reason` and `record`, of which only the fields that matter need be said."""
+        its expressions could not take, and of a table that changes are posted to both. Each is
+        said by a part of its reason, or by a mapping of `reason` and `record`, of which only the
+        fields that matter need be said."""
         __tracebackhide__ = True
         wanted = [_wanted_letter(one) for one in _sequence(expected, "dead letters")]
         found = self._letters()
@@ -257,11 +259,12 @@ class Expectation:
 
     def _letters(self) -> list[Row]:
         self._running.settle()
+        found = [] if self._stream is None else _stream_letters(self._running, self._stream)
         if self._view is not None:
             stored = self._running.store.dead_letters(self._view.name, LETTERS_MAX)
-            return [{"reason": one.reason, "record": _record(one.raw)} for one in stored]
-        if self._stream is not None:
-            return _stream_letters(self._running, self._stream)
+            found += [{"reason": one.reason, "record": _record(one.raw)} for one in stored]
+        if self._view is not None or self._stream is not None:
+            return found
         raise KitError(
             f"{self._name} has no dead letters",
             hint="streams and views have: expect(STREAM).dead_letters(…)",
@@ -296,7 +299,7 @@ class Expectation:
             stream = self._definitions.stream(self._view.source)
         assert stream is not None, "whatever is expected belongs to a stream"
         letters = _stream_letters(self._running, stream)
-        if letters and self._stream is None:
+        if letters and (self._stream is None or self._view is not None):
             lines.append(
                 f"{stream.name} has {_counted(len(letters), 'dead letter')}, the last: "
                 f"{letters[-1]['reason']}"

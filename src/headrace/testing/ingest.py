@@ -3,7 +3,7 @@ a test says."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.client.encode import encode_event, events_of
+from headrace.client.encode import encode_delete, encode_event, events_of
 from headrace.formats.bodies import BodyKind
 from headrace.formats.json_record import TIMESTAMP_MAXIMUM
 from headrace.gateway.ingest.commit_group import GroupBuilder
@@ -21,7 +21,7 @@ from headrace.gateway.ingest.heartbeats import HeartbeatReader
 from headrace.gateway.ingest.idle import IdlePartitions
 from headrace.gateway.ingest.requests import EventsRequest, read_retry_key, read_sent_at
 from headrace.http.headers import Headers
-from headrace.http.problems import Response, unknown_stream
+from headrace.http.problems import Response, unknown_stream, unknown_table
 from headrace.log.contract import Appended, LogReader, LogWriter
 from headrace.model.definitions import Project, Stream
 from headrace.model.errors import RequestError
@@ -68,9 +68,10 @@ class Ingest:
         self._heartbeats = HeartbeatReader(project)
         self._idle = IdlePartitions(project.streams, writer, reader)
 
-    def body(self, events: Any) -> bytes:
+    def body(self, events: Any, *, deletes: bool = False) -> bytes:
         """Of one request. Raises ClientError for what cannot be written as JSON."""
-        return b"\n".join(map(_line, _items(events)))
+        encode = encode_delete if deletes else encode_event
+        return b"\n".join(_line(event, encode) for event in _items(events))
 
     def newest_event_time(self, stream: str, body: bytes) -> int | None:
         """The highest event time, in microseconds, of the records that fit their stream."""
@@ -102,10 +103,29 @@ class Ingest:
         _, answered, body = outcome
         return _answer(body, is_retry=("headrace-retried", "true") in answered)
 
-    def _stream(self, name: str) -> Stream:
+    def require_table(self, name: str) -> None:
+        """Raises RequestError as the gateway refuses changes of what takes none."""
+        found = self._project.stream(name)
+        if found is None or found.changelog is None:
+            raise unknown_table(name, self._project)
+
+    def require_stream(self, name: str) -> None:
+        """Raises RequestError as the gateway refuses events of what is no stream."""
         found = self._project.stream(name)
         if found is None:
-            raise unknown_stream(name, self._project.streams)
+            streams = [s for s in self._project.streams if s.changelog is None]
+            raise unknown_stream(name, streams)
+        if found.changelog is not None:
+            raise RequestError(
+                422,
+                "not-a-stream",
+                f"{found.name} is a table, not a stream",
+                hint=f'project.upsert("{found.name}", …), project.delete("{found.name}", …)',
+            )
+
+    def _stream(self, name: str) -> Stream:
+        found = self._project.stream(name)
+        assert found is not None, "its name was looked up before"
         return found
 
     def heartbeat(self, stream: str, asked: Mapping[str, Any], received: int) -> None:
@@ -144,11 +164,11 @@ def _items(events: Any) -> Iterable[Any]:
     return [events] if isinstance(events, str | bytes) else events_of(events)
 
 
-def _line(event: Any) -> bytes:
+def _line(event: Any, encode: Callable[[Any], bytes]) -> bytes:
     """A text is a line as it stands: how a test writes a record that is broken."""
     if isinstance(event, str):
         return event.encode("utf-8", "surrogatepass")
-    return event if isinstance(event, bytes) else encode_event(event)
+    return event if isinstance(event, bytes) else encode(event)
 
 
 def _answer(body: bytes, *, is_retry: bool) -> Answer:

@@ -97,9 +97,29 @@ class Project:
             "headrace-epoch": epoch,
             "headrace-sent-at": None if sent_at is None else moment_text(microseconds(sent_at)),
         }
+        self._ingest.require_stream(stream)
         body = self._ingest.body(events)
         self._follow(self._ingest.newest_event_time(stream, body))
         return self._ingest.send(stream, body, headers, self._now)
+
+    def upsert(self, table: str, rows: Any, *, key: str | None = None) -> Answer:
+        """One request with a row of a table or several, in this order, as a client posts them at
+        the time that the project's clock shows. A row is stored whole: a column that it lacks is
+        NULL. `key` is the idempotency key. Answers and refuses as `send` does.
+
+            project.upsert("customers", {"id": "c-1", "name": "Ann"})
+        """
+        self._ingest.require_table(table)
+        return self._ingest.send(
+            table, self._ingest.body(rows), {"idempotency-key": key}, self._now
+        )
+
+    def delete(self, table: str, keys: Any, *, key: str | None = None) -> Answer:
+        """Likewise the deletion of one row or several, each named by a mapping with its key columns
+        and, in a table with SEQUENCE BY, that column."""
+        self._ingest.require_table(table)
+        body = self._ingest.body(keys, deletes=True)
+        return self._ingest.send(table, body, {"idempotency-key": key}, self._now)
 
     def heartbeat(
         self, stream: str, complete_up_to: str | datetime, *, producer: str | None = None
@@ -147,8 +167,8 @@ class Project:
     # Answers
 
     def expect(self, name: str) -> Expectation:
-        """Of a view, of a stream, or of a stream's late events that were set aside (STREAM_late).
-        Raises KitError for an unknown name."""
+        """Of a view or table, of a stream, or of a stream's late events that were set aside
+        (STREAM_late). Raises KitError for an unknown name."""
         return Expectation(self._definitions, self._running, self._looks, name)
 
     def query(self, sql: str) -> list[dict[str, Any]]:

@@ -94,6 +94,13 @@ def _stream_name(services: Services, name: str) -> str:
             f"there is no stream {name[:100]!r} with views",
             hint=f"streams with views are {', '.join(sorted(names)) or 'none'}",
         )
+    if own in services.store.catalog():  # a table that changes are posted to shares the name
+        raise RequestError(
+            404,
+            "unknown-stream",
+            f"{own} is a table, not a stream",
+            hint="changes of a table are never late",
+        )
     return own
 
 

@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from headrace.model.errors import RequestError
+from headrace.model.errors import QueryError, RequestError
 from headrace.model.moments import moment_text
 from headrace.serve.operate.completeness import freshness_text, held_back_text
 from headrace.serve.operate.control import EngineStatus, RebuildReport, ViewReport
@@ -19,6 +19,7 @@ from headrace.serve.operate.ledger import ledger_figures
 from headrace.serve.parameters import decoded
 from headrace.serve.requests import Request, Response, json_response
 from headrace.serve.services import Services, own_spelling
+from headrace.store.contract import TableTotals
 
 __all__ = [
     "cancel_rebuild",
@@ -43,7 +44,7 @@ async def ready(services: Services, request: Request, name: str) -> Response:
 async def status(services: Services, request: Request, name: str) -> Response:
     def read() -> bytes:
         engine = services.control.status()
-        views = {name: _view(services, report) for name, report in engine.views.items()}
+        views = {name: _view(services, name, report) for name, report in engine.views.items()}
         return msgspec.json.encode(status_document(engine, views))
 
     return json_response(await services.reads.run(read))
@@ -82,7 +83,8 @@ def _held_back(services: Services, report: ViewReport) -> dict[str, Any]:
     }
 
 
-def _view(services: Services, report: ViewReport) -> dict[str, Any]:
+def _view(services: Services, name: str, report: ViewReport) -> dict[str, Any]:
+    totals = _table_totals(services, name)
     return {
         "stream": report.stream,
         "state": report.state,
@@ -93,8 +95,20 @@ def _view(services: Services, report: ViewReport) -> dict[str, Any]:
         **_held_back(services, report),
         "freshness": _freshness(services, report),
         "counts": dataclasses.asdict(report.counts),
+        "table": totals and dataclasses.asdict(totals),
         "rebuild": report.rebuild and dataclasses.asdict(report.rebuild),
     }
+
+
+def _table_totals(services: Services, view: str) -> TableTotals | None:
+    """None of a view that is no table, and of a table that cannot be read just now."""
+    entry = services.store.catalog().get(view)
+    if entry is None or not entry.is_table or entry.status.is_closed:
+        return None
+    try:
+        return services.store.table_totals(view)
+    except QueryError:
+        return None  # it has been taken away since, to be filled again
 
 
 def status_document(engine: EngineStatus, views: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
@@ -184,6 +198,7 @@ class _Figures(Collector):
         status = self._services.control.status()
         yield from _engine_figures(status)
         yield from _view_figures(status)
+        yield self._table_figures(status)
         hub = self._services.hub
         yield _figure("queries_waiting", self._services.coverage.waiting)
         yield _figure("subscribers", hub.subscribers)
@@ -195,6 +210,18 @@ class _Figures(Collector):
             yield _figure(name, value)
         yield from ledger_figures(self._services.store)
         yield from _store_figures(self._services.store.metrics())
+
+    def _table_figures(self, status: EngineStatus) -> Metric:
+        changes = CounterMetricFamily(
+            "headrace_table_changes_total",
+            "changes of the table that were superseded, or resurrected a deleted row",
+            labels=["table", "fate"],
+        )
+        for name in status.views:
+            totals = _table_totals(self._services, name)
+            for fate, count in dataclasses.asdict(totals).items() if totals else ():
+                changes.add_metric([name, fate], count)
+        return changes
 
 
 def _figure(name: str, value: float) -> Metric:

@@ -52,6 +52,7 @@ async def list_views(services: Services, request: Request, name: str) -> Respons
                 {
                     "name": entry.view,
                     "stream": entry.stream,
+                    "is_table": entry.is_table,
                     "state": status.state,
                     "detail": status.detail,
                     "columns": [{"name": column, "type": kind} for column, kind in columns],

@@ -13,6 +13,7 @@ import urllib.request
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -26,6 +27,7 @@ pytestmark = pytest.mark.end_to_end
 BATCH_EVENTS = 400
 UNSEEN_EVENTS_MAX = 8_000
 USERS = 20
+CHANGES_EVERY = 16  # events
 WAIT_SECONDS_MAX = 600.0
 until = partial(wait_until, seconds=WAIT_SECONDS_MAX, look_seconds=0.2)
 
@@ -38,6 +40,9 @@ WATERMARK paid_at DELAY OF INTERVAL 2 SECONDS LATE REVISE
 PARTITION BY (user_id) INTO 3 PARTITIONS;
 
 CREATE STREAM pings (id INT NOT NULL);
+
+CREATE TABLE users (id INT, name STRING, version BIGINT, PRIMARY KEY (id))
+SEQUENCE BY version INTO 2 PARTITIONS;
 
 CREATE MATERIALIZED VIEW totals AS
 SELECT count(*) AS events, count(DISTINCT id) AS ids, sum(amount) AS income FROM payments;
@@ -79,9 +84,17 @@ class _Project:
         with urllib.request.urlopen(request, timeout=30) as answer:
             return int(json.load(answer)["accepted"])
 
-    def engine_state(self) -> str:
+    def status(self) -> dict[str, Any]:
         with urllib.request.urlopen(f"{self.url}/v1/status", timeout=30) as answer:
-            return str(json.load(answer)["engine"]["state"])
+            found: dict[str, Any] = json.load(answer)
+            return found
+
+    def engine_state(self) -> str:
+        return str(self.status()["engine"]["state"])
+
+    def changes_in_table(self) -> int:
+        views = self.status().get("views", {})
+        return int(views["users"]["counts"]["applied"]) if "users" in views else -1
 
     def kill_all(self) -> None:
         assert self.process is not None
@@ -103,6 +116,18 @@ def _event(number: int) -> dict[str, object]:
         "amount": f"{number % 97}.{number % 100:02}",
         "paid_at": f"2026-01-01T00:{minute:02}:{second:02}.{rest:03}Z",
     }
+
+
+def _changes(event: int) -> list[dict[str, object]]:
+    """Of the table, sent with the event: some are older than what was sent before, some are sent
+    twice, and those without a name are deletes."""
+    if event % CHANGES_EVERY:
+        return []
+    number = event // CHANGES_EVERY
+    version = number + (number * 7) % 61
+    name = None if number % 5 == 0 else f"name {number}"
+    change: dict[str, object] = {"id": number * 3 % USERS, "name": name, "version": version}
+    return [change] * (2 if number % 11 == 0 else 1)
 
 
 class _Sender(threading.Thread):
@@ -129,6 +154,10 @@ class _Sender(threading.Thread):
                     continue
                 events = [_event(number) for number in range(self.sent, self.sent + BATCH_EVENTS)]
                 self.client.send("payments", events)
+                for number in range(self.sent, self.sent + BATCH_EVENTS):
+                    for change in _changes(number):
+                        put = self.client.upsert if change["name"] else self.client.delete
+                        put("users", change)
                 self.sent += len(events)
             self.client.close(timeout=WAIT_SECONDS_MAX)
         except Exception as error:
@@ -181,6 +210,7 @@ def test_killed_in_parts_and_as_a_whole_it_is_exact(tmp_path: Path) -> None:
         assert sender.failure is None
         until(lambda: _events_in_views(reader) >= sender.sent, "the last events")
         _check(reader, sender.sent)
+        _check_table(project, reader, sender.sent)
 
 
 def _check(reader: headrace.Client, sent: int) -> None:
@@ -207,3 +237,25 @@ def _check(reader: headrace.Client, sent: int) -> None:
     }
     assert len(found) == len(rows)
     assert found == expected
+
+
+def _check_table(project: _Project, reader: headrace.Client, sent: int) -> None:
+    newest: dict[int, dict[str, Any]] = {}
+    changes, superseded = 0, 0
+    for change in (change for event in range(sent) for change in _changes(event)):
+        known = newest.get(int(str(change["id"])))
+        changes += 1
+        if known is not None and change["version"] <= known["version"]:
+            superseded += 1
+        else:
+            newest[int(str(change["id"]))] = change
+    until(lambda: project.changes_in_table() == changes, "the last changes")
+    rows = reader.query("SELECT id, name, version FROM users").rows
+    expected = [change for change in newest.values() if change["name"] is not None]
+    assert superseded > 0
+    assert 0 < len(expected) < len(newest)
+    assert sorted(rows, key=lambda row: int(row["id"])) == sorted(
+        expected, key=lambda row: int(row["id"])
+    )
+    table = project.status()["views"]["users"]["table"]
+    assert table == {"superseded": superseded, "resurrected": 0}

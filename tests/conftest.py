@@ -45,6 +45,7 @@ FOLDERS = {
     "http": "contract",
     "serve": "contract",
     "client": "contract",
+    "loading": "contract",
     "bench": "contract",
     "spark": "spark",
     "engine": "spark",

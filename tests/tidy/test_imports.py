@@ -27,6 +27,7 @@ MAY_KNOW = {
     "serve": {"model", "formats", "http", "store"},
     "client": {"model"},
     "demo": {"model", "client"},
+    "loading": {"model", "formats", "client"},
     "proof": {"model", "compile", "log", "spark", "store"},
     "testing": {
         "model",
@@ -49,6 +50,7 @@ MAY_KNOW = {
         "engine",
         "gateway",
         "http",
+        "loading",
         "proof",
         "spark",
         "store",
@@ -58,7 +60,7 @@ MAY_KNOW = {
 ONLY_IN = {
     "pyspark": {"spark", "engine", "proof"},
     "py4j": {"spark"},
-    "duckdb": {"store", "kinds", "demo"},
+    "duckdb": {"store", "kinds", "demo", "loading"},
     "sqlglot": {"compile", "store", "spark", "proof"},
     "granian": {"serve"},
     "httptools": {"http"},

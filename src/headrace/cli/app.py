@@ -21,6 +21,7 @@ VERBS = (
     "up",
     "demo",
     "generate",
+    "load",
     "validate",
     "rebuild",
     "reconcile",

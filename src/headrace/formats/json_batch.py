@@ -36,11 +36,11 @@ from headrace.formats.json_record import (
     RecordDecoder,
     RecordError,
 )
-from headrace.formats.json_uniform import cut_columns
+from headrace.formats.json_uniform import cut_columns, typed_column
 from headrace.model.definitions import Stream
 from headrace.model.types import DataType
 
-__all__ = ["Decoded", "JsonDecoder"]
+__all__ = ["Decoded", "JsonDecoder", "typed_texts"]
 
 RECORDS_ONE_BY_ONE_MAX = 8  # below this, starting pyarrow's parser costs more than it saves
 LINES_CUT_MIN = 200  # with fewer, the parser is as fast
@@ -214,6 +214,24 @@ class JsonDecoder:
 
     def _longest(self, lines: bytes, newlines: npt.NDArray[np.int64]) -> int:
         return int(np.diff(np.concatenate(([-1], newlines, [len(lines)]))).max()) - 1
+
+
+def typed_texts(texts: pa.StringArray, data_type: DataType) -> pa.Array | None:
+    """A column whose values stand as texts, such as those of a CSV file: each as JSON would have
+    it, a number without quotes. None unless it is certain that RecordDecoder takes every value. A
+    time without a zone is UTC."""
+    if data_type.element is not None or data_type.fields:
+        return None
+    texts = pa.concat_arrays([texts])  # whole, if it was a slice
+    carrier = _carrier(data_type)
+    is_quoted = data_type.is_decimal or not (
+        data_type.is_integer or data_type.name in ("BOOLEAN", "FLOAT", "DOUBLE")
+    )
+    carried = typed_column(texts, carrier, is_quoted)
+    if carried is None and data_type.name == "TIMESTAMP":
+        carried = typed_column(texts, pa.timestamp("us"), is_quoted)
+        carried = None if carried is None else carried.cast(carrier)
+    return None if carried is None else _from_carrier(carried, data_type)
 
 
 def _may_hold_not_finite(lines: bytes) -> bool:

@@ -41,10 +41,11 @@ from headrace.formats.changes import DELETE, UPSERT, WRONG_OPERATION, Changes
 from headrace.model.definitions import OPERATION, Stream
 from headrace.model.types import DataType
 
-__all__ = ["RecordDecoder", "RecordError", "nesting_depth", "read_timestamp"]
+__all__ = ["NUMBER", "RecordDecoder", "RecordError", "nesting_depth", "read_timestamp"]
 
 _SHOWN_CHARACTERS_MAX = 60
 _INTEGER_BITS = {"TINYINT": 8, "SMALLINT": 16, "INT": 32, "BIGINT": 64}
+NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")  # as JSON has it
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,9})?")
 _DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
 _TIMESTAMP = re.compile(

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["cut_columns"]
+__all__ = ["cut_columns", "typed_column"]
 
 Positions = npt.NDArray[np.int64]
 
@@ -73,7 +73,7 @@ def cut_columns(
             if pc.all(pc.match_substring_regex(texts, _BARE)).as_py() is False:
                 return None
             continue
-        column = _typed(texts, types[name], is_quoted)
+        column = typed_column(texts, types[name], is_quoted)
         if column is None:
             return None
         columns[name] = column
@@ -159,7 +159,9 @@ def _texts(lines: bytes, starts: Positions, ends: Positions) -> pa.StringArray:
     return values_and_gaps.take(pa.array(np.arange(0, len(bounds), 2, dtype=np.int32)))
 
 
-def _typed(texts: pa.StringArray, data_type: pa.DataType, is_quoted: bool) -> pa.Array | None:
+def typed_column(texts: pa.StringArray, data_type: pa.DataType, is_quoted: bool) -> pa.Array | None:
+    """The values that JSON has written as these texts, in quotes or without; None if that is not
+    certain of one of them. The texts must be a whole array, not a slice of one."""
     try:
         if is_quoted:
             return _from_quoted(texts, data_type)

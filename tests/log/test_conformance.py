@@ -674,6 +674,9 @@ def test_a_changelog_keeps_what_is_needed_and_everything_behind(backend: Any, sh
                 assert half.end == end or half.rows == rows_max
             following = [n for n in left if n >= first]
             assert reader.maximum("transactions", 1, start) == whole[following[0]][2]
+        for n in left:
+            (_, cut) = reader.cut_at("transactions", whole[n][1])
+            assert [m for m in left if places[m] < cut] == [m for m in left if m // 10 <= n // 10]
         assert reader.cut_at("transactions", whole[260][1]) == (0, whole[269][0] + 1)
         writer.close()
         writer = backend.writer([stream], log=settings)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from headrace.engine.compaction import Compactions
 from headrace.engine.control import EngineControl
 from headrace.engine.opening import open_view_anew, open_views
 from headrace.engine.rebuilds import Copy, RebuildAsked, Rebuilds
@@ -107,6 +108,7 @@ class Engine:
         self._publisher = publisher
         self._views: dict[str, LiveView] = {}
         self._rebuilds = Rebuilds(self._analysis, project, reader, store)
+        self._compactions = Compactions(project, reader, store)
         self._retention_floor_at = 0.0
         self._retention_floor: dict[str, tuple[int, ...]] = {}
         self._failures = 0
@@ -126,6 +128,7 @@ class Engine:
         # Until it is known how far the views are, retention may take nothing.
         nothing_taken = {s.name: (0,) * s.partitions for s in self._project.streams}
         self._reader.set_retention_floor(nothing_taken)
+        self._compactions.take_back()
         self._views = open_views(self._analysis, self._project, self._reader, self._store)
         self._rebuilds.reopen()
         for name in self._rebuilds.copies:
@@ -154,6 +157,7 @@ class Engine:
             now = time.monotonic()
             if now - self._retention_floor_at >= RETENTION_FLOOR_SECONDS:
                 self._advance_retention_floor()
+                self._compactions.look(self._all())
             if result is not None:
                 last_event = now
                 self._pace(result, now)
@@ -205,6 +209,7 @@ class Engine:
 
     def close(self) -> None:
         self._advance_retention_floor()
+        self._compactions.close()
         if self._is_planning_own:
             self._planning.close()
         self._ticker.close()

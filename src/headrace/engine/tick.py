@@ -118,7 +118,9 @@ class Ticker:
         if not work and not passed:
             return None
         # 2. Compute.
-        computed = self._computer.compute(work[:1] if catch_up else work)
+        work = work[:1] if catch_up else work
+        computed = self._computer.compute([(g, r) for g, r in work if _rows(r)])
+        computed += [Computed(g, r, g.views, {}) for g, r in work if not _rows(r)]
         computed += [Computed(group, (), group.views, {}) for group in passed]
         # 3. Commit.
         stored = [done for done in computed if done.rows or done.halt is None]
@@ -203,7 +205,7 @@ class Ticker:
         )
         if size <= bytes_max:
             return ranges
-        rows = sum(r.rows for r in ranges)
+        rows = _rows(ranges)
         smaller = replace(group, rows_max=max(1, rows * bytes_max // size))
         return choose_ranges(smaller, self._reader)
 
@@ -307,6 +309,11 @@ class Ticker:
         isolation.rows_max = isolation.rows_max * 2
         if view.next_offsets == isolation.target:
             view.isolation = None
+
+
+def _rows(ranges: Sequence[Range]) -> int:
+    """None where compaction has left nothing of them: they are passed without a job."""
+    return sum(r.rows for r in ranges)
 
 
 def _later(view: LiveView, found: Watermark) -> int | None:

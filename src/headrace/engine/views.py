@@ -188,6 +188,7 @@ def choose_ranges(group: ViewGroup, log: LogReader) -> tuple[Range, ...]:
         behind = behind[:1]
     waiting = {p: log.rows_of(stream, p, starts[p], limits[p]) for p in behind}
     taken = dict.fromkeys(waiting, 0)
+    holes = [p for p, rows in waiting.items() if not rows]  # compaction left nothing: passed over
     while waiting and room > 0:
         share = max(1, room // len(waiting))
         for partition in list(waiting):
@@ -200,5 +201,7 @@ def choose_ranges(group: ViewGroup, log: LogReader) -> tuple[Range, ...]:
             if room == 0:
                 break
     return tuple(
-        log.cut(stream, p, starts[p], limits[p], rows) for p, rows in taken.items() if rows
+        log.cut(stream, p, starts[p], limits[p], rows)
+        for p, rows in taken.items()
+        if rows or p in holes
     )

@@ -394,7 +394,7 @@ class LogReader(Protocol):
     def cut_at(self, stream: str, position: int) -> tuple[int, ...]:
         """Per partition, the offset after the last event whose position is not above the given
         one: where all streams are cut at one position, they show the same groups. Of what the log
-        no longer holds, all counts as before."""
+        no longer holds, all counts as before; of what was compacted, what is left is there."""
 
     def maximum(self, stream: str, partition: int, offset: int) -> int:
         """The same of the events before `offset` and the advances durable now that stand before

@@ -166,6 +166,10 @@ class Model:
             assert [o for o in within if o < cut.end] == within[:rows]
             if rows >= len(within):
                 assert cut.end == stop
+            position = source.randint(-1, self.reader.position() + 1)
+            (cut_at,) = self.reader.cut_at("transactions", position)
+            earlier = [o for o in offsets if self.positions[o] <= position]
+            assert [o for o in offsets if o < cut_at] == earlier
             following = next((o for o in offsets if o >= start), end)
             assert self.reader.maximum("transactions", 0, start) == self.before[following]
 

@@ -9,7 +9,7 @@ newer one covers all that the older covers, and is in its place from the instant
 from __future__ import annotations
 
 import os
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -59,17 +59,18 @@ class CompactedFile:
     def _read_groups(self) -> None:
         footer = self._file.metadata
         self.events: int = footer.num_rows
-        self._counts, self._firsts, self._lasts = [0], [], []
+        self._counts, self._firsts, self._lasts, self._positions = [0], [], [], []
         if not footer.num_row_groups:
             return
         group = footer.row_group(0)
         paths = [group.column(i).path_in_schema for i in range(group.num_columns)]
-        place = paths.index(_OFFSET)
+        offset, position = paths.index(_OFFSET), paths.index(_POSITION)
         for number in range(footer.num_row_groups):
-            statistics = footer.row_group(number).column(place).statistics
-            self._firsts.append(statistics.min)
-            self._lasts.append(statistics.max)
-            self._counts.append(self._counts[-1] + footer.row_group(number).num_rows)
+            group = footer.row_group(number)
+            self._firsts.append(group.column(offset).statistics.min)
+            self._lasts.append(group.column(offset).statistics.max)
+            self._positions.append(group.column(position).statistics.min)
+            self._counts.append(self._counts[-1] + group.num_rows)
 
     def __enter__(self) -> CompactedFile:
         return self
@@ -93,6 +94,18 @@ class CompactedFile:
         """The offset after the event with this number in the file."""
         group = bisect_left(self._counts, row + 1) - 1
         return int(self._offsets_of(group)[row - self._counts[group]]) + 1
+
+    def end_at(self, position: int) -> int:
+        """The offset after the last event whose position is not above this one: `end` if that is
+        the last of all, `start` if all come later. Reads one row group at most."""
+        group = bisect_right(self._positions, position) - 1 if self.events else -1
+        if group < 0:
+            return self.start if self.events else self.end
+        found = self._file.read_row_group(group, [_OFFSET, _POSITION])
+        row = int(np.searchsorted(found.column(_POSITION).to_numpy(), position, side="right"))
+        if self._counts[group] + row == self.events:
+            return self.end
+        return int(found.column(_OFFSET)[row - 1].as_py()) + 1
 
     def maximum_before(self, offset: int) -> int | None:
         """The maximum before the first event at the offset or after it; None if there is none."""

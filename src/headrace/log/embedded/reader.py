@@ -111,12 +111,21 @@ class EmbeddedReader:
                 return tuple(end for _, end, _ in bounds)
             try:
                 return tuple(
-                    self._partition_reader(stream, partition).end_at(position, start, end)
+                    self._end_at(stream, partition, position, (start, end))
                     for partition, (start, end, _) in enumerate(bounds)
                 )
             except FileNotFoundError:
                 continue  # retention took a segment in between
         raise LogError("events are dropped faster than they can be read", hint="try again")
+
+    def _end_at(self, stream: str, partition: int, position: int, bounds: tuple[int, int]) -> int:
+        start, end = bounds
+        found = self._partition_reader(stream, partition).end_at(position, start, end)
+        compacted = self._compacted(stream, partition, start - 1) if found == start else None
+        if compacted is None:
+            return found
+        with compacted:
+            return compacted.end_at(position)
 
     def advances(self, stream: str, partition: int, start: int, end: int) -> Sequence[Advance]:
         _, _, maximum = self._partition(stream, partition)

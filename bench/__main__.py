@@ -37,6 +37,7 @@ from bench.sessions import sessions
 from bench.shop import CHECKOUT
 from bench.sliding import sliding
 from bench.state_ratio import state_ratio
+from bench.table_fold import table_fold
 from bench.ticks import ticks
 
 
@@ -61,6 +62,7 @@ PARTS: Sequence[Part] = (
     ),
     Part(("state_ratio_600", "state_ratio_10k"), state_ratio, over_http=True),
     Part(("row_view",), row_view, over_http=True),
+    Part(("table_fold", "table_rebuild_10m"), table_fold, over_http=True),
     Part(("nexmark_bids", "nexmark_memory"), nexmark_bids, over_http=True),
     Part(("nexmark_alone",), nexmark_alone, over_http=True),
     Part(("drain", "drain_ratio", "drain_ratio_tuned"), drain),

@@ -114,6 +114,20 @@ class Caller:
             reached.append((tick, sum(ends.values())))
         return Snapshot(folder / "rows.parquet", tuple(said["columns"]), tuple(reached))
 
+    def rebuild(self, view: str) -> None:
+        """Ask for a copy of the view that takes its place."""
+        path = f"/v1/views/{view}/rebuild"
+        status, said = self._call("POST", path, b"{}", "application/json")
+        if status != 202:
+            raise RuntimeError(f"POST {path} answered {status}: {said}")
+
+    def rebuild_state(self, view: str) -> str:
+        """Raises RuntimeError where it has failed."""
+        status, said = self.get(f"/v1/views/{view}/rebuild")
+        if status != 200 or said["state"] in ("failed", "cancelled", "none"):
+            raise RuntimeError(f"the rebuild of {view} stands at {status}: {said}")
+        return str(said["state"])
+
     def views(self) -> dict[str, Rows]:
         """All rows of all views, page by page."""
         return {view.name: rows_of(view, self._rows(view.name)) for view in VIEWS}

@@ -16,7 +16,7 @@ from bench.oracle import write_parquet
 from bench.processes import MemoryWatch, started
 from bench.run import Run
 
-__all__ = ["Project", "measured", "write_project"]
+__all__ = ["CONNECTIONS", "LOAD_SECONDS_MAX", "SIZE", "Project", "measured", "write_project"]
 
 SIZE = 5_000
 CONNECTIONS = 4

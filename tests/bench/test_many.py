@@ -15,6 +15,8 @@ from bench.readings import Readings
 from bench.row_view import PROJECT as ROW_VIEW
 from bench.shapes import SHAPES, shaped
 from bench.state_ratio import PROJECT as STATE
+from bench.table_fold import NEWEST
+from bench.table_fold import PROJECT as TABLE
 from bench.taken_in import Project
 from bench.taken_in import write_project as write_one
 
@@ -37,11 +39,11 @@ def test_the_projects_have_as_many_different_views_as_they_say(
     assert {name.rpartition("_")[0] for name in views} == {shape.name for shape in SHAPES}
 
 
-@pytest.mark.parametrize("project", [ROW_VIEW, STATE], ids=lambda project: project.name)
+@pytest.mark.parametrize("project", [ROW_VIEW, STATE, TABLE], ids=lambda project: project.name)
 def test_the_projects_of_one_stream_are_valid(project: Project, tmp_path: Path) -> None:
     write_one(tmp_path / "project", project)
     found = load_project(tmp_path / "project")
-    assert {view.name for view in found.views} == set(project.queries)
+    assert {view.name for view in found.views} == set(project.queries or NEWEST)
 
 
 def test_every_batch_query_has_rows() -> None:
@@ -50,7 +52,12 @@ def test_every_batch_query_has_rows() -> None:
         batch = Readings(seed=1, rate=10_000, keys=1_000).columns(0)
         connection.register("readings", pa.Table.from_batches([batch.slice(0, 5_000)]))
         queries = [shaped("readings", number)[1] for number in range(2 * len(SHAPES))]
-        for query in [*queries, *STATE.queries.values(), *ROW_VIEW.queries.values()]:
+        for query in [
+            *queries,
+            *NEWEST.values(),
+            *STATE.queries.values(),
+            *ROW_VIEW.queries.values(),
+        ]:
             text = query.batch or query.definition
             assert connection.execute(text).fetchone() is not None, text
 

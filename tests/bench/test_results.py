@@ -32,6 +32,8 @@ ASKED = (
     "state_ratio_600",
     "state_ratio_10k",
     "row_view",
+    "table_fold",
+    "table_rebuild_10m",
     "nexmark_bids",
     "nexmark_memory",
     "nexmark_alone",

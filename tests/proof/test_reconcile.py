@@ -11,12 +11,14 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pyspark.sql import SparkSession
 from tampering import tamper
 
 from headrace.cli.exits import exit_code
 from headrace.log.contract import Advance, Group
+from headrace.log.embedded.reader import EmbeddedReader
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.errors import ProofError
 from headrace.model.settings import LogSettings
@@ -267,6 +269,49 @@ def test_what_retention_deleted_cannot_be_proven(
     for view in ("overall", "tumbling"):
         found = proven(rig, view)
         assert found.is_equal, (view, found)
+
+
+def test_a_table_is_proven_from_what_compaction_left(
+    make_rig: Callable[..., Any],
+    proven: Callable[..., Compared],
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows of before a compaction cannot be: the changes they rest on are gone."""
+    rig = make_rig("CREATE TABLE customers (id STRING, name STRING, PRIMARY KEY (id));")
+    rig.start()
+
+    def change(name: str) -> None:
+        rows = [{"_op": None, "id": f"k{key}", "name": name} for key in range(20)]
+        rig.append("customers", rows)
+        rig.settle()
+
+    def compact() -> None:
+        (end,) = rig.reader.ends("customers")
+        needed = list(rig.store.needed_offsets("customers", 0, end))
+        rig.reader.set_needed("customers", 0, end, np.concatenate(needed))
+        rig.reader.set_retention_floor({"customers": (end,)})
+        assert rig.writer.retain(0)["customers"] > 0
+
+    for name in ("one", "two"):
+        change(name)
+    before = rig.store.snapshot("customers", tmp_path / "before.parquet", {})
+    what = subject(rig.settings, rig.project, before, tmp_path / "before.parquet")
+    change("three")
+    compact()
+    assert rig.reader.rows_of("customers", 0, 0, 60) == 20
+    found = proven(rig, "customers")
+    assert (found.is_equal, found.rows) == (True, 20)
+    with pytest.raises(ProofError, match="was compacted while customers was being proven"):
+        subject(rig.settings, rig.project, before, what.rows)
+    file = tmp_path / "rows.parquet"
+    now = rig.store.snapshot("customers", file, {})
+    meanwhile = subject(rig.settings, rig.project, now, file)
+    counted = [((60, 20),), ((80, 20),)]
+    monkeypatch.setattr(EmbeddedReader, "compacted", lambda *_: counted.pop(0))
+    with pytest.raises(ProofError, match="was compacted while customers was being proven"):
+        reconcile(spark, meanwhile, 10)
 
 
 @pytest.fixture

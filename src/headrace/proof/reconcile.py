@@ -100,14 +100,31 @@ def check_log(what: Subject) -> None:
             "the log no longer holds what came before, and it was not archived",
             hint="RETAIN … THEN ARCHIVE keeps it; headrace rebuild --from-oldest begins there",
         )
+    for partition, (upto, _) in enumerate(reader.compacted(what.stream.name)):
+        if upto > what.ends.get(partition, 0):
+            raise _compacted(what)
+
+
+def _compacted(what: Subject) -> ProofError:
+    return ProofError(
+        f"the log of {what.stream.name} was compacted while {what.plan.view} was being proven: "
+        "what its rows rested on is gone in part, and it rests on later changes by now",
+        hint="try again",
+    )
 
 
 def reconcile(spark: SparkSession, what: Subject, limit: int) -> Compared:
     """Raises ProofError when Spark cannot compute it, with what Spark says."""
     question = oracle(what.plan, what.stream)
     names = what.snapshot.columns
+    reader = log_address(what.settings).open([what.stream])
+    compacted = reader.compacted(what.stream.name)
     with told(what):
-        return compare(_stored_rows(spark, what), _proven_rows(spark, what, question), names, limit)
+        rows = _stored_rows(spark, what), _proven_rows(spark, what, question)
+        found = compare(*rows, names, limit)
+    if reader.compacted(what.stream.name) != compacted:
+        raise _compacted(what)  # it is read in pieces: some before, some after
+    return found
 
 
 @contextmanager

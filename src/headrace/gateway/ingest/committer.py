@@ -341,7 +341,7 @@ class Committer:
                 logger.error("retention failed and is tried again", exc_info=error)
                 continue
             for stream, size in freed.items():
-                if size:
+                if size > 0:
                     logger.info("retention freed %d bytes of stream %s", size, stream)
 
 

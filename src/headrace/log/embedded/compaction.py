@@ -70,7 +70,8 @@ class Compactor:
         self._stopping.set()
 
     def compact(self) -> Mapping[str, int]:
-        """Bytes freed per stream. Raises the first LogError when all partitions had their turn."""
+        """Bytes freed per stream: below 0 where little went and the table has grown. Raises the
+        first LogError when all partitions had their turn."""
         freed = dict.fromkeys((stream.name for stream in self._partitions), 0)
         failure: LogError | None = None
         with self.lock:

@@ -251,8 +251,11 @@ class EmbeddedReader:
         write_needed(self._directory, stream, partition, Needed(upto, offsets))
 
     def compacted(self, stream: str) -> tuple[tuple[int, int], ...]:
+        definition = self._stream(stream)
+        if definition.retention.action is not RetentionAction.COMPACT:
+            return ((0, 0),) * definition.partitions
         found = []
-        for partition in range(self._stream(stream).partitions):
+        for partition in range(definition.partitions):
             compacted = open_compacted(self._directory, stream, partition)
             if compacted is None:
                 found.append((0, 0))

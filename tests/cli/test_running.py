@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from waiting import wait_until
 
+from headrace.client import Client
 from headrace.demo.background_project import BackgroundProject
 
 pytestmark = pytest.mark.end_to_end
@@ -36,6 +37,9 @@ LATE HALT;
 CREATE MATERIALIZED VIEW counted AS
 SELECT window.start AS since, count(*) AS readings
 FROM metered GROUP BY window(at, '10 seconds');
+"""
+CUSTOMERS = """
+CREATE TABLE customers (id INT PRIMARY KEY, name STRING, since TIMESTAMP, tier STRING NOT NULL);
 """
 until = partial(wait_until, look_seconds=0.1)
 QUERIES = 700  # more than the connections the gateway may have to the engine
@@ -66,6 +70,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     write_project(folder, "shop")
     (folder / "definitions" / "sensors.sql").write_text(SENSORS)
     (folder / "definitions" / "meter.sql").write_text(METER)
+    (folder / "definitions" / "customers.sql").write_text(CUSTOMERS)
     started = Up(folder)
     yield started
     if started.is_up:
@@ -200,6 +205,33 @@ def test_the_ledger_holds_and_nothing_waits_for_a_decision(
     refused = headrace("resume", "transactions", "--drop", *where)
     assert (refused.code, "is halted" in refused.err) == (2, True)
     assert headrace("late", "apply", "transactions", *where).code == 0
+
+
+def test_a_table_is_loaded_replaced_changed_and_read(
+    up: Up, headrace: Callable[..., Any], tmp_path: Path
+) -> None:
+    where = ("--project", up.folder)
+    file = tmp_path / "customers.csv"
+    header = "id,name,since,tier\n"
+    file.write_text(header + "".join(f"{n},n{n},2026-01-01 12:00:00,gold\n" for n in range(100)))
+    assert headrace("load", "customers", file, *where, "--json").document["rows"] == 100
+    file.write_text(header + "".join(f"{n},m{n},,iron\n" for n in range(0, 90, 2)))
+    replaced = headrace("load", "customers", file, "--replace", *where, "--json").document
+    assert (replaced["rows"], replaced["deleted"]) == (45, 55)
+    with Client(up.url) as client:
+        client.upsert("customers", {"id": 2, "tier": "tin"})
+        client.delete("customers", [{"id": n} for n in range(4, 100)])
+        client.flush()
+        rows = client.view("customers", order_by="id").rows  # its own writes, and the load's
+    assert rows == [
+        {"id": 0, "name": "m0", "since": None, "tier": "iron"},
+        {"id": 2, "name": None, "since": None, "tier": "tin"},
+    ]
+    with urllib.request.urlopen(f"{up.url}/v1/tables") as answer:
+        (table,) = json.load(answer)["tables"]
+    assert (table["name"], table["is_table"], table["state"]) == ("customers", True, "live")
+    with urllib.request.urlopen(f"{up.url}/v1/tables/Customers?tier=tin") as answer:
+        assert [row["id"] for row in json.load(answer)["rows"]] == [2]
 
 
 def test_rebuild_gives_the_same_view(up: Up, headrace: Callable[..., Any]) -> None:

@@ -34,8 +34,8 @@ _NESTING_MAX = 64
 
 
 def delete_what_lacks(sender: Sender, table: Stream, bodies: Iterable[Body], covers: str) -> int:
-    """How many rows were deleted. `covers` is the token of what was loaded: the table is asked
-    once it has taken that in."""
+    """How many rows were deleted. `covers` is the token of what was loaded, or `now`: the table is
+    asked once it has taken that in."""
     keys = keys_of(table)
     deletes = Numbers(producer_of(STDIN, table.name), 0, 0)
     tally = Tally()
@@ -90,24 +90,23 @@ def _keys_of_bodies(keys: Stream, bodies: Iterable[Body]) -> Iterator[pa.RecordB
 def _keys_of_table(sender: Sender, keys: Stream, covers: str) -> Iterator[pa.RecordBatch]:
     path = f"/v1/tables/{quote(keys.name, safe='')}"
     names = [column.name for column in keys.columns]
-    parameters = {"limit": str(PAGE_ROWS)}
+    limit = {"limit": str(PAGE_ROWS)}
+    parameters = {**limit, "covers": covers, "wait_seconds": "30"}
     while True:
-        waiting = {"covers": covers, "wait_seconds": "30"} if covers else {}
         page = sender.ask(
             "GET",
             path,
-            params={**parameters, **waiting},
+            params=parameters,
             headers={"accept": ARROW},
             covered_seconds_max=ENGINE_SECONDS_MAX,
         )
-        covers = ""
         with pa.ipc.open_stream(page.content) as rows:
             for batch in rows:
                 yield batch.select(names)
         cursor = page.headers.get("headrace-next-cursor")
         if cursor is None:
             return
-        parameters["cursor"] = cursor
+        parameters = {**limit, "cursor": cursor}
 
 
 def _body(batch: pa.RecordBatch) -> Body:

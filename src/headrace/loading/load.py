@@ -19,6 +19,7 @@ from headrace.loading.bodies import Body, body_of
 from headrace.loading.files import STDIN, Piece, read_pieces
 from headrace.loading.lacking import delete_what_lacks
 from headrace.loading.sender import Numbers, Sender, Tally, producer_of
+from headrace.model.covers import COVERS_NOW
 from headrace.model.definitions import Stream
 from headrace.model.errors import RefusedError
 
@@ -68,7 +69,7 @@ def load(
     if replaces:
         pieces = (piece for s in sources for piece in read_pieces(s.file, s.kind, table))
         bodies = (body_of(piece, table) for piece in pieces)
-        loaded.deleted = delete_what_lacks(sender, table, bodies, loaded.sent.covers)
+        loaded.deleted = delete_what_lacks(sender, table, bodies, loaded.sent.covers or COVERS_NOW)
     sender.finish([numbers.producer for numbers in begun])
 
 

@@ -233,3 +233,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     settings = Settings(directory, engine=EngineSettings(java_heap_mebibytes=1_024))
     yield (session := start_spark(settings))
     stop_spark(session)
+
+
+@pytest.fixture
+def joins_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the engine looked up tables already."""
+    monkeypatch.setattr("headrace.compile.project.refuse_joins", lambda draft: None)

@@ -13,6 +13,7 @@ from headrace.model.errors import DefinitionErrors
 from headrace.model.plan import (
     CalendarWindow,
     EventGroup,
+    JoinPlan,
     SessionWindow,
     Sliding,
     ViewPlan,
@@ -85,7 +86,21 @@ def _plan_lines(plan: ViewPlan) -> list[str]:
     lines += [f"  final    {final.name} = {final.sql}" for final in plan.finals]
     lines += [f"  having   {plan.having}"] if plan.having else []
     lines += [f"  {plan.table}"] if plan.table is not None else []
+    lines += [line for join in plan.joins for line in _join_lines(join)]
+    lines += [f"  joined   {plan.joined}"] if plan.joined is not None else []
     return [*lines, f"  sql      {plan.sql}"]
+
+
+def _join_lines(join: JoinPlan) -> list[str]:
+    lookup = join.lookup
+    lines = [f"  look-up  {lookup.name} in {lookup.table}"]
+    for (name, sql), of_type in zip(lookup.keys, join.key_types, strict=True):
+        lines.append(f"    key    {name} {of_type} = {sql}")
+    lines += [f"    as of  {lookup.as_of}"] if lookup.as_of is not None else []
+    lines += [f"    column {column.name} {column.type}" for column in join.columns]
+    if join.waits is not None:
+        lines.append(f"    waits  {join.wait_microseconds} us if {join.waits}")
+    return lines + ([f"    dead   if {join.dead}"] if join.dead is not None else [])
 
 
 def _window_lines(window: object) -> list[str]:
@@ -107,7 +122,7 @@ def _check(file: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("file", GOLDEN, ids=lambda file: file.stem)
-def test_golden(file: Path) -> None:
+def test_golden(file: Path, joins_run: None) -> None:
     project = parse_sql(file.read_text(encoding="utf-8"), file.name)
     _check(file.with_suffix(".plan"), _described(project))
 

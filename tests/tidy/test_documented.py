@@ -168,7 +168,7 @@ def test_commands_in_the_documents_exist() -> None:
     assert checked > 10
 
 
-def test_sql_in_the_documents_is_valid() -> None:
+def test_sql_in_the_documents_is_valid(joins_run: None) -> None:
     """Whole definitions are loaded, views together with the stream they need."""
     from headrace.compile import parse_sql
     from headrace.demo.shop import definitions
@@ -190,11 +190,13 @@ def test_python_in_the_documents_compiles() -> None:
         compile(block, str(file), "exec")
 
 
-def test_python_definitions_in_the_documents_equal_the_shop(tmp_path: Path) -> None:
+def test_python_definitions_in_the_documents_equal_those_in_sql(
+    tmp_path: Path, joins_run: None
+) -> None:
     from headrace.compile import load_project, parse_sql
     from headrace.demo.shop import definitions
 
-    shop, sliding, tables = _blocks(DOCS / "reference" / "python.md", "python")
+    shop, sliding, tables, joins = _blocks(DOCS / "reference" / "python.md", "python")
     (tmp_path / "headrace.toml").write_text("")
     (tmp_path / "shop.py").write_text(shop)
     assert load_project(tmp_path).views == parse_sql(definitions()).views
@@ -204,6 +206,9 @@ def test_python_definitions_in_the_documents_equal_the_shop(tmp_path: Path) -> N
     in_sql = [b for b in _blocks(DOCS / "reference" / "sql.md", "sql") if "CREATE TABLE" in b]
     accounts = parse_sql("".join(in_sql)).view("accounts")
     assert load_project(tmp_path).view("accounts") == accounts
+    (tmp_path / "shop.py").write_text(joins)
+    (in_sql,) = [b for b in in_sql if "JOIN" in b]
+    assert load_project(tmp_path, "").views == parse_sql(in_sql).views
 
 
 def test_json_in_the_documents_is_json() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from sqlglot import expressions as exp
 
 from headrace.compile.draft import ViewDraft
 from headrace.compile.faults import Faults, SourceText
+from headrace.compile.lookups import KnownTable
 from headrace.compile.passes import run_passes
 from headrace.compile.python.definitions import run_definitions, run_python
 from headrace.compile.sql.dialect import canonical
@@ -93,6 +94,7 @@ def _resolve(name: str, statements: Statements, faults: Faults) -> Project:
     unreadable = statements.unreadable - streams.keys() - table_names
     changelogs: list[Stream] = []
     views: list[View] = []
+    known: dict[str, KnownTable] = {}
     for table in statements.tables:
         if table.source is not None and table.source[0].lower() in unreadable:
             continue  # its stream's fault is said already
@@ -100,12 +102,14 @@ def _resolve(name: str, statements: Statements, faults: Faults) -> Project:
         if found is not None:
             changelogs += [found[0]] if found[0] is not None else []
             views.append(found[1])
+            changes = found[0] or streams[found[1].source.lower()]
+            known[table.name.lower()] = KnownTable(found[1], changes)
     for statement in statements.views:
         check_name(statement.name, "view", statement.location, faults)
         sources = {table.name.lower() for table in statement.query.find_all(exp.Table)}
         if not sources.isdisjoint(unreadable):
             continue  # likewise
-        view = _view(statement, streams, view_names, table_names, faults)
+        view = _view(statement, streams, view_names, table_names, known, faults)
         views += [view] if view is not None else []
     return Project(
         name=name,
@@ -149,6 +153,7 @@ def _view(
     streams: dict[str, Stream],
     view_names: frozenset[str],
     table_names: frozenset[str],
+    tables: Mapping[str, KnownTable],
     faults: Faults,
 ) -> View | None:
     draft = ViewDraft(
@@ -160,12 +165,15 @@ def _view(
         table_names,
         faults,
         statement.text,
+        tables=tables,
         emits_on_close=statement.emits_on_close,
     )
     before = len(faults.errors)
     run_passes(draft)
-    if len(faults.errors) > before:
+    if draft.is_broken or len(faults.errors) > before:
         return None
+    if draft.joins:
+        refuse_joins(draft)
     return View(
         name=draft.name,
         source=draft.source.name,
@@ -176,5 +184,15 @@ def _view(
         keys=tuple(canonical(key) for key in draft.keys),
         having=canonical(draft.having) if draft.having is not None else None,
         emits_on_close=draft.emits_on_close is not None,
+        joins=tuple(join.made() for join in draft.joins),
         location=draft.location,
+    )
+
+
+def refuse_joins(draft: ViewDraft) -> None:
+    """Until the engine looks up tables, a project with joins is checked and refused."""
+    draft.fault(
+        draft.joins[0].node.this,
+        "joins with tables are not run by this version yet",
+        "send the joined columns with the event",
     )

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from headrace.compile import plan_view
+from headrace.compile import looked_up_columns, plan_view
 from headrace.engine.views import LiveView
 from headrace.engine.watermarks import read_watermark
 from headrace.log.contract import LogReader
@@ -32,8 +32,10 @@ def open_views(
     being opened. Views that the store holds but the project no longer defines are kept, closed."""
     catalog = store.catalog()
     for stream in project.streams:
-        views = [view.name for view in project.views if view.source == stream.name]
-        analysis.declare(stream, [*views, *map(copy_name, views)])
+        views = [view for view in project.views if view.source == stream.name]
+        names = [view.name for view in views]
+        looked_up = looked_up_columns(project, views)
+        analysis.declare(stream, [*names, *map(copy_name, names)], looked_up)
         store.open_stream(stream)
         if sets_aside(stream):
             store.declare_stream(stream)

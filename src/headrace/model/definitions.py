@@ -13,13 +13,16 @@ from headrace.model.errors import Location
 from headrace.model.types import DataType
 
 __all__ = [
+    "LOOKUP",
     "OPERATION",
     "Changelog",
     "Clocks",
     "Column",
     "Deduplication",
     "History",
+    "Join",
     "LatePolicy",
+    "Lookup",
     "Numbering",
     "Output",
     "Project",
@@ -36,6 +39,7 @@ DAY = 86_400_000_000  # microseconds
 # STRING, the first column of a changelog (a stream may get further columns at its end): `upsert`,
 # which NULL means too, or `delete`.
 OPERATION = "_op"
+LOOKUP = "_lookup_"  # what the names of looked-up columns begin with
 
 
 @dataclass(frozen=True)
@@ -190,10 +194,52 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Lookup:
+    """For each event the row of `table` whose key has the values of `keys`: pairs of a column of
+    the table's key, in its order, and an expression over the event and the rows of look-ups before
+    it. The row is that of the event's position, or with `as_of`, an expression that gives a
+    TIMESTAMP, the version of that time. Where a key is NULL, or the time, there is none.
+
+    The row is in further columns of the event: `found` says whether there is one, and `column`
+    gives the names of the others, NULL where there is none. `name` follows from all the rest, so
+    that equal look-ups of several views of a stream are one."""
+
+    name: str
+    table: str
+    keys: tuple[tuple[str, str], ...]
+    as_of: str | None = None
+
+    @property
+    def found(self) -> str:
+        """BOOLEAN, never NULL. No column of a table has this name."""
+        return f"{self.name}__found"
+
+    def column(self, name: str) -> str:
+        """Of the table's column of this name, of which case does not count."""
+        return f"{self.name}_{name.lower()}"
+
+
+@dataclass(frozen=True)
+class Join:
+    """A look-up as one view uses it. Where `condition`, the rest of ON, is not met, the row found
+    counts as missing. With `is_outer` the event has NULLs then, and the view's expressions say so;
+    else its `where` leaves the event out. An event without a row waits for one up to
+    `wait_microseconds` (None: it does not), and is a dead letter at last with `has_dead_letters`.
+    """
+
+    lookup: Lookup
+    is_outer: bool = False
+    condition: str | None = None
+    wait_microseconds: int | None = None
+    has_dead_letters: bool = False
+
+
+@dataclass(frozen=True)
 class View:
     """A query kept up to date. `source` is the stream it reads, `keys` are the GROUP BY
     expressions (the window among them); no keys and no aggregate means one row per event, which
-    OVER (…) may look around in. With `emits_on_close` a window is published once it is final."""
+    OVER (…) may look around in. With `emits_on_close` a window is published once it is final.
+    Of a view with `joins` all expressions are over the events with their looked-up columns."""
 
     name: str
     source: str
@@ -203,6 +249,7 @@ class View:
     having: str | None = None
     emits_on_close: bool = False
     table: Table | None = None
+    joins: tuple[Join, ...] = ()
     location: Location | None = field(default=None, compare=False)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.model.definitions import Column, Lookup
 from headrace.model.types import DataType
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Distinct",
     "EventGroup",
     "Expression",
+    "JoinPlan",
     "Partial",
     "SessionWindow",
     "Sliding",
@@ -42,6 +44,7 @@ __all__ = [
     "TablePlan",
     "ViewPlan",
     "Window",
+    "changes_name",
 ]
 
 PANE = "_pane"  # BIGINT, start of the event's pane in microseconds; only in views with a window
@@ -208,6 +211,25 @@ class TablePlan:
 
 
 @dataclass(frozen=True)
+class JoinPlan:
+    """A look-up that a view needs. `columns` are those it uses, by their names among the event's
+    columns; `key_types` those of the table's key, which the look-up's key expressions have too.
+
+    `waits` and `dead` are conditions over the event with the columns of all look-ups; both may be
+    NULL, which is no. An event that meets `waits` waits for a row, up to `wait_microseconds`: the
+    view wants one and there is none, though there may be. An event that meets `dead` and does not
+    wait, or no longer, is a dead letter. Neither holds for events that WHERE or ON leave out
+    anyway, by what they say of the event and of the rows of look-ups before this one."""
+
+    lookup: Lookup
+    columns: tuple[Column, ...]
+    key_types: tuple[DataType, ...]
+    wait_microseconds: int | None = None
+    waits: str | None = None
+    dead: str | None = None
+
+
+@dataclass(frozen=True)
 class ViewPlan:
     """`keys` exclude the window. `where` already holds what the window needs (event time not
     NULL). `finals` and `having` are written in Spark SQL over state columns, window_start and
@@ -216,7 +238,12 @@ class ViewPlan:
     `is_global` means no GROUP BY: the view has exactly one row, also with no event. `is_rows` means
     neither GROUP BY nor aggregates: each event is a row, which never changes; the first two keys
     are its partition and offset, and every final is a key. With `table` the rows are changes of a
-    table, and the finals its columns."""
+    table, and the finals its columns.
+
+    `joins` are the look-ups, each after those that its keys rest on. With them all texts are over
+    the stream's events with the looked-up columns, `sql` too: `joined` is the query, in plain Spark
+    SQL, that gives these events. It reads the stream by its name, and the changes of each table,
+    with the columns of the stream they come from, from a relation named by `changes_name`."""
 
     view: str
     stream: str
@@ -233,6 +260,13 @@ class ViewPlan:
     emits_on_close: bool = False
     is_rows: bool = False
     table: TablePlan | None = None
+    joins: tuple[JoinPlan, ...] = ()
+    joined: str | None = None
+
+
+def changes_name(table: str) -> str:
+    """What `ViewPlan.joined` calls the changes of a table."""
+    return f"_changes_of_{table}"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import sqlglot
 from sqlglot import expressions as exp
 
-from headrace.model.definitions import Stream
+from headrace.model.definitions import LOOKUP, Stream
 from headrace.model.plan import LATE, PANE, REJECTED_WINDOWS, EventGroup, Partial, Sliding, ViewPlan
 from headrace.model.types import DataType
 from headrace.spark.event_annotations import ANNOTATION
@@ -95,7 +95,8 @@ def expressions_of(grouping: Grouping) -> list[str]:
 
 
 def needed_columns(stream: Stream, groupings: Iterable[Grouping]) -> tuple[str, ...]:
-    """The columns (of the stream and the position) that the groupings mention, in fixed order."""
+    """The columns (of the stream, the position, annotations and look-ups) that the groupings
+    mention, in fixed order."""
     mentioned: set[str] = set()
     for grouping in groupings:
         texts = expressions_of(grouping)
@@ -109,7 +110,7 @@ def needed_columns(stream: Stream, groupings: Iterable[Grouping]) -> tuple[str, 
         unscaled = unscaled_column(column)
         if unscaled is not None and unscaled.lower() in mentioned:
             names.append(unscaled)
-    annotations = sorted(name for name in mentioned if name.startswith(ANNOTATION))
+    annotations = sorted(name for name in mentioned if name.startswith((ANNOTATION, LOOKUP)))
     return (*names, *(name for name in POSITION_COLUMNS if name in mentioned), *annotations)
 
 

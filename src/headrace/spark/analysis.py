@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.model.definitions import Stream
+from headrace.model.definitions import Column, Stream
 from headrace.model.types import DataType, parse_type, type_from_arrow
 from headrace.spark.event_annotations import DECISION, lateness_column
 from headrace.spark.leaf import POSITION_COLUMNS, source_type, unscaled_column
@@ -42,14 +42,17 @@ class Analysis:
         self._columns: dict[str, list[str]] = {}
         self._in_spark: set[str] = set()
 
-    def declare(self, stream: Stream, views: Iterable[str] = ()) -> None:
-        """The stream's columns, its position columns and the annotations of these views are what a
-        query over it may mention."""
+    def declare(
+        self, stream: Stream, views: Iterable[str] = (), looked_up: Sequence[Column] = ()
+    ) -> None:
+        """The stream's columns, its position columns, what its views look up and the annotations of
+        these views are what a query over it may mention."""
         unscaled = [name for c in stream.columns if (name := unscaled_column(c)) is not None]
         annotations = [DECISION, *map(lateness_column, views)]
         names = [*(c.name for c in stream.columns), *unscaled, *POSITION_COLUMNS, *annotations]
+        names += [column.name for column in looked_up]
         self._columns[stream.name] = [
-            f"CAST(NULL AS {source_type(stream, name)}) AS `{name}`" for name in names
+            f"CAST(NULL AS {source_type(stream, name, looked_up)}) AS `{name}`" for name in names
         ]
         self._in_spark.discard(stream.name)
 

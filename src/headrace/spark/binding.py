@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from headrace.compile import bind_view
 from headrace.model.definitions import Stream
 from headrace.model.errors import DefinitionError
-from headrace.model.plan import BoundView, ViewPlan
+from headrace.model.plan import BoundView, JoinPlan, ViewPlan
 from headrace.model.types import DataType, TypeSyntaxError
 from headrace.spark.aggregations import Grouping, expressions_of, groupings_of
 from headrace.spark.analysis import Analysis
@@ -48,6 +48,8 @@ def bind(analysis: Analysis, stream: Stream, plan: ViewPlan) -> BoundView:
             )
             partials = analysis.types(stream, f"SELECT {chosen} FROM `{stream.name}`")
         outputs = analysis.types(stream, plan.sql)
+        for join in plan.joins:
+            _check_join(analysis, stream, plan.view, join)
     except PySparkException as error:
         raise DefinitionError(
             f"view {plan.view}: Spark does not accept it: {first_line(error)}",
@@ -65,6 +67,27 @@ def bind(analysis: Analysis, stream: Stream, plan: ViewPlan) -> BoundView:
         distincts={d.name: types[d.input] for d in plan.distincts},
         outputs=dict(zip((f.name for f in plan.finals), outputs, strict=True)),
     )
+
+
+def _check_join(analysis: Analysis, stream: Stream, view: str, join: JoinPlan) -> None:
+    """Values of other types than the key's would not be compared as Spark compares them."""
+    lookup, boolean = join.lookup, DataType("BOOLEAN")
+    wanted = [
+        (f"{name} of {lookup.table} is looked up by {text}", text, of_type)
+        for (name, text), of_type in zip(lookup.keys, join.key_types, strict=True)
+    ]
+    if lookup.as_of is not None:
+        what = f"FOR SYSTEM_TIME AS OF {lookup.as_of}"
+        wanted.append((what, lookup.as_of, DataType("TIMESTAMP")))
+    wanted += [("ON or WHERE", text, boolean) for text in (join.waits, join.dead) if text]
+    chosen = ", ".join(f"{text} AS c{number}" for number, (_, text, _) in enumerate(wanted))
+    found = analysis.types(stream, f"SELECT {chosen} FROM `{stream.name}`")
+    for (what, text, of_type), known in zip(wanted, found, strict=True):
+        if known != of_type:
+            raise DefinitionError(
+                f"view {view}: {what}, which is {known}, not {of_type}",
+                hint=f"CAST({text} AS {of_type})",
+            )
 
 
 def first_line(error: Exception) -> str:

@@ -26,7 +26,7 @@ from headrace.log.contract import (
     Range,
     clock_column,
 )
-from headrace.model.definitions import Column, Stream
+from headrace.model.definitions import LOOKUP, Column, Stream
 from headrace.model.types import DataType
 from headrace.spark.event_annotations import ANNOTATION, EventAnnotations, load_annotations
 
@@ -98,11 +98,13 @@ def decode_ranges(text: str) -> tuple[str, list[list[Range]]]:
     return annotations_file, [[Range(*item) for item in task] for task in tasks]
 
 
-def source_type(stream: Stream, name: str) -> DataType:
+def source_type(stream: Stream, name: str, looked_up: Sequence[Column] = ()) -> DataType:
     """Of a column that a source of the stream gives."""
     column = stream.column(name)
     if column is not None:
         return column.type
+    if name.startswith(LOOKUP):
+        return next(column.type for column in looked_up if column.name == name)
     if name.startswith(ANNOTATION):
         return DataType("TINYINT")
     return DataType("BIGINT") if name.startswith(_UNSCALED) else _POSITION_TYPES[name]
@@ -110,14 +112,16 @@ def source_type(stream: Stream, name: str) -> DataType:
 
 @dataclass(frozen=True)
 class Source:
-    """One stream's events with just the `columns` that the plan uses, in that order."""
+    """One stream's events with just the `columns` that the plan uses, in that order. `looked_up`
+    are those among them that come from look-ups, by which their types are known."""
 
     log: LogAddress
     stream: Stream
     columns: tuple[str, ...]
+    looked_up: tuple[Column, ...] = ()
 
     def type_of(self, name: str) -> DataType:
-        return source_type(self.stream, name)
+        return source_type(self.stream, name, self.looked_up)
 
     def ddl(self) -> str:
         return ", ".join(f"`{name}` {self.type_of(name)}" for name in self.columns)

@@ -78,6 +78,14 @@ CREATE TABLE sensors FROM readings KEY (sensor) SEQUENCE BY at APPLY AS DELETE W
 COLUMNS * EXCEPT (seq, sent_at);
 
 CREATE TABLE pinged FROM pings KEY (host);
+
+CREATE MATERIALIZED VIEW priced AS
+SELECT window.start AS window_start, window.end AS window_end, p.region, sum(p.price * n) AS cost
+FROM readings
+LEFT JOIN hosts FOR SYSTEM_TIME AS OF readings.at AS h ON h.name = sensor
+JOIN prices p ON p.model = sensor AND p.region = h.name AND p.version > 1
+WAIT UP TO INTERVAL 10 MINUTES ELSE DEAD LETTER
+GROUP BY window(readings.at, '1 minute'), p.region;
 """
 PYTHON = """
 import headrace
@@ -172,10 +180,23 @@ headrace.table(
     except_columns=["seq", "sent_at"],
 )
 headrace.table("pinged", source="pings", key=["host"])
+(
+    readings.left_join("hosts", "h.name = sensor", alias="h", as_of="readings.at")
+    .join(
+        "prices",
+        "prices.model = sensor AND prices.region = h.name AND prices.version > 1",
+        wait="10 minutes",
+        else_dead_letter=True,
+    )
+    .window("1 minute")
+    .key_by("prices.region")
+    .agg(cost="sum(price * n)")
+    .view("priced")
+)
 """
 
 
-def test_python_and_sql_give_equal_projects(tmp_path: Path) -> None:
+def test_python_and_sql_give_equal_projects(tmp_path: Path, joins_run: None) -> None:
     for name, text in (("shop.sql", SQL), ("shop.py", PYTHON)):
         folder = tmp_path / name.split(".")[1]
         folder.mkdir()
@@ -183,7 +204,7 @@ def test_python_and_sql_give_equal_projects(tmp_path: Path) -> None:
     in_sql = load_project(tmp_path / "sql", "shop")
     in_python = load_project(tmp_path / "py", "shop")
     assert in_python == in_sql
-    assert len(in_sql.views) == 12
+    assert len(in_sql.views) == 13
     view = in_python.view("income_by_user")
     assert view is not None
     assert view.location is not None
@@ -223,6 +244,9 @@ headrace.table("p", key=["id"], columns={"id": "INT"}, except_columns=["id"], hi
 headrace.table("q", key=["at"], source=events.where("id = 'a'"), partitions=4)
 headrace.table("r", key=["at"], source="later", delete_when="op =", tombstones="1 moon")
 headrace.table("s", key=["att"], source="later", delete_when="op = 'd'", sequence_by="att")
+headrace.table("t", key=["id"], columns={"id": "STRING"})
+events.join("t", "t.id =", wait="1 moon").select("id").view("u")
+events.join("t", "t.id = events.at", as_of="at", wait="1 hour").select("id").view("v")
 raise ValueError("enough")
 """
 
@@ -272,7 +296,12 @@ def test_every_fault_of_a_python_file_has_its_line(folder: Path) -> None:
         "events.py:33: table s: KEY column att does not exist",
         "events.py:33: table s: SEQUENCE BY column att does not exist",
         "events.py:33: table s: column op does not exist in stream later",
-        "events.py:34: Python: ValueError: enough",
+        "events.py:35: in 't.id =': near '=': an expression is missing",
+        "events.py:35: join t: wait: 'moon' is not a unit of time",
+        "events.py:36: view v: FOR SYSTEM_TIME, and table t keeps no versions",
+        "events.py:36: view v: t.id = events.at: events.at is TIMESTAMP, and t.id is STRING, which "
+        "does not hold every value of it",
+        "events.py:37: Python: ValueError: enough",
         "more.sql:1: view d: column x does not exist in stream events",
     ]
 

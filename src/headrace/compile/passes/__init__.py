@@ -14,6 +14,7 @@ from headrace.compile.passes.columns import resolve_columns
 from headrace.compile.passes.functions import check_functions
 from headrace.compile.passes.grouped import check_grouped
 from headrace.compile.passes.grouping import resolve_grouping
+from headrace.compile.passes.joins import find_tables, resolve_joins
 from headrace.compile.passes.outputs import name_outputs
 from headrace.compile.passes.over import resolve_over
 from headrace.compile.passes.plan import check_plan
@@ -26,7 +27,9 @@ __all__ = ["PASSES", "run_passes"]
 PASSES: tuple[Callable[[ViewDraft], None], ...] = (
     check_shape,
     find_source,
+    find_tables,
     name_outputs,
+    resolve_joins,
     resolve_over,
     resolve_grouping,
     resolve_columns,

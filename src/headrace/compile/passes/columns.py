@@ -13,7 +13,7 @@ from headrace.compile.planning.aggregates import read_call
 from headrace.compile.planning.resolved import is_window_key
 from headrace.compile.sql.dialect import identifier
 
-__all__ = ["OWN_COLUMNS", "resolve_columns"]
+__all__ = ["OWN_COLUMNS", "name_units", "resolve_columns", "resolve_in"]
 
 OWN_COLUMNS = (
     "_partition",
@@ -62,13 +62,23 @@ def _with_outputs(draft: ViewDraft, having: exp.Expr) -> exp.Expr:
     return replaced(having)
 
 
-def _resolve(draft: ViewDraft, root: exp.Expr, has_window: bool) -> None:
+def resolve_in(draft: ViewDraft, root: exp.Expr) -> None:
+    """Of an expression over the event alone."""
+    _resolve(draft, root, has_window=False)
+
+
+def name_units(root: exp.Expr) -> None:
+    """What stands first in timestampdiff(HOUR, …) and the like is no column."""
     for node in list(root.find_all(exp.Anonymous)):
         node.set("this", str(node.this).lower())
         if node.this in _UNIT_FUNCTIONS and len(node.expressions) == 3:
             unit = node.expressions[0]
             if isinstance(unit, exp.Column) and not unit.table:
                 unit.replace(exp.Var(this=unit.name.upper()))
+
+
+def _resolve(draft: ViewDraft, root: exp.Expr, has_window: bool) -> None:
+    name_units(root)
     for column in list(_columns(root)):
         _resolve_column(draft, column, has_window)
 
@@ -97,10 +107,12 @@ def _resolve_column(draft: ViewDraft, column: exp.Column, has_window: bool) -> N
         draft.fault(column, "window without a window", f"GROUP BY window({event_time}, '1 minute')")
         return
     if found is None and name not in OWN_COLUMNS:
-        known = [known.name for known in draft.source.columns]
+        known = [known.name for known in draft.own_source.columns]
+        nor = "".join(f", nor in table {join.known.view.name}" for join in draft.joins)
+        known += [f"{join.alias}.{c.name}" for join in draft.joins for c in join.known.columns]
         draft.fault(
             column,
-            f"column {names[0]} does not exist in stream {draft.source.name}",
+            f"column {names[0]} does not exist in stream {draft.source.name}{nor}",
             closest(names[0], known) or f"columns are {', '.join(known)}",
         )
         return

@@ -32,6 +32,7 @@ _ELSEWHERE = {
 
 def check_functions(draft: ViewDraft) -> None:
     roots = [*(node for _, node, _ in draft.outputs), draft.where, *draft.keys, draft.having]
+    roots += [root for join in draft.joins for root in join.roots]
     for root in roots:
         if root is None:
             continue

@@ -8,6 +8,7 @@ from headrace.compile.draft import ViewDraft
 from headrace.compile.functions import function_name, kind_of
 from headrace.compile.passes.columns import OWN_COLUMNS
 from headrace.compile.planning.aggregates import read_call
+from headrace.compile.planning.finals import WRITTEN
 from headrace.compile.planning.resolved import is_window_key, window_part
 from headrace.compile.sql.dialect import canonical
 
@@ -34,10 +35,11 @@ def _check(draft: ViewDraft, node: exp.Expr, keys: set[str], has_window: bool) -
         name is not None and kind_of(name) is None and isinstance(node, exp.Anonymous)
     ):
         return
-    if isinstance(node, exp.Column):
-        name = node.parts[0].name
-        if draft.source.column(name) is not None or name in OWN_COLUMNS:
-            text = canonical(node)
+    written = node.meta.get(WRITTEN)
+    if isinstance(node, exp.Column) or written is not None:
+        name = node.parts[0].name if isinstance(node, exp.Column) else ""
+        if written is not None or draft.source.column(name) is not None or name in OWN_COLUMNS:
+            text = written or canonical(node)
             draft.fault(
                 node,
                 f"{text} is neither in GROUP BY nor under an aggregate",

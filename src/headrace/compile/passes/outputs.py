@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlglot import expressions as exp
 
 from headrace.compile.draft import ViewDraft
-from headrace.compile.faults import location_of
+from headrace.compile.faults import keep_place, location_of
 from headrace.compile.sql.dialect import canonical, identifier
 from headrace.compile.streams.checks import NAME
 
@@ -52,13 +52,21 @@ def _star(draft: ViewDraft, item: exp.Expr, star: exp.Star) -> list[tuple[str, e
     if star.args.get("except_") or star.args.get("except") or star.args.get("replace"):
         draft.fault(item, "* EXCEPT is not in this version", "list the columns")
         return []
-    qualifier = item.table if isinstance(item, exp.Column) else ""
-    if qualifier and qualifier.lower() not in (draft.alias.lower(), draft.source.name.lower()):
-        draft.fault(item, f"{qualifier}.* names nothing in FROM", f"{draft.alias}.*")
+    written = item.table if isinstance(item, exp.Column) else ""
+    qualifier = written.lower()
+    is_event = qualifier in ("", draft.alias.lower(), draft.own_source.name.lower())
+    joins = [join for join in draft.joins if qualifier in ("", join.alias.lower())]
+    if not is_event and not joins:
+        names = [draft.alias, *(join.alias for join in draft.joins)]
+        hint = " or ".join(f"{name}.*" for name in names)
+        draft.fault(item, f"{written}.* names nothing in FROM", hint)
         return []
     expanded: list[tuple[str, exp.Expr]] = []
-    for column in draft.source.columns:
-        node = exp.Column(this=identifier(column.name))
-        node.meta.update(star.meta)
-        expanded.append((column.name, node))
+    found = [(draft.alias, draft.own_source.columns)] if is_event else []
+    for owner, columns in (*found, *((join.alias, join.known.columns) for join in joins)):
+        table = identifier(owner) if draft.joins else None
+        for column in columns:
+            node = exp.Column(this=identifier(column.name), table=table)
+            keep_place(node, star)
+            expanded.append((column.name, node))
     return expanded

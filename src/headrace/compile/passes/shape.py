@@ -1,4 +1,4 @@
-"""Only SELECT … FROM … [WHERE …] [GROUP BY …] [HAVING …] is a view of this version."""
+"""Only SELECT … FROM … [JOIN …] [WHERE …] [GROUP BY …] [HAVING …] is a view of this version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ __all__ = ["check_shape"]
 _LATER = "not in this version"
 _REFUSED = {
     "with_": ("WITH", "write the query without a common table expression"),
-    "joins": ("JOIN", "send the joined columns with the event; joins come later"),
     "laterals": ("LATERAL VIEW", "send one event per element"),
     "order": ("ORDER BY", "order when querying: headrace query 'SELECT … ORDER BY …'"),
     "sort": ("SORT BY", "order when querying"),

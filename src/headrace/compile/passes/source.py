@@ -10,6 +10,13 @@ from headrace.compile.faults import closest
 __all__ = ["find_source"]
 
 
+_INSTEAD_OF_TABLE = {
+    "view": "read a stream and join the table: FROM stream JOIN {} AS t ON t.key = …; "
+    "views over tables come later",
+    "table": "read the stream that its changes come from",
+}
+
+
 def find_source(draft: ViewDraft) -> None:
     from_ = draft.select.args.get("from_") or draft.select.args.get("from")
     if from_ is None:
@@ -27,7 +34,7 @@ def find_source(draft: ViewDraft) -> None:
         draft.break_off(
             table,
             f"{name} is a table, and {draft.kind}s over tables are not in this version",
-            "read a stream; joins with tables, and views over tables, come next",
+            _INSTEAD_OF_TABLE[draft.kind].format(name),
         )
         return
     stream = draft.streams.get(name.lower())
@@ -51,5 +58,5 @@ def find_source(draft: ViewDraft) -> None:
         if table.args.get(part):
             draft.break_off(table, f"{word} is not in this version", "read one stream")
             return
-    draft.stream = stream
+    draft.stream = draft.own = stream
     draft.alias = table.alias or stream.name

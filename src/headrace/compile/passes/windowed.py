@@ -33,6 +33,7 @@ def check_windowed(draft: ViewDraft) -> None:
                 draft.fault(node, f"{function_name(node)}() outside GROUP BY", hint)
     if window is not None and function_name(window) in _ONE_PARTITION_PER_KEY:
         _check_partitions(draft, window)
+        _check_no_wait(draft, window)
     _check_one_partitioning(draft)
     if window is not None or over_nodes(draft):
         _check_names(draft)
@@ -56,6 +57,17 @@ def _check_partitions(draft: ViewDraft, window: exp.Expr) -> None:
         f"and stream {stream.name} has {stream.partitions}",
         hint,
     )
+
+
+def _check_no_wait(draft: ViewDraft, window: exp.Expr) -> None:
+    """An event that comes into its order late would change what came after it."""
+    for join in draft.joins:
+        if join.clauses.wait is not None:
+            draft.fault_at(
+                join.clauses.wait[1],
+                f"WAIT with {function_name(window)}(), which goes by the order of the events",
+                "leave out WAIT, or group by window(event_time, '1 hour')",
+            )
 
 
 def _check_one_partitioning(draft: ViewDraft) -> None:

@@ -6,10 +6,11 @@ import hashlib
 
 from sqlglot import expressions as exp
 
+from headrace.compile.planning.joins import join_lines, texts_of
 from headrace.compile.planning.resolved import ResolvedView
 from headrace.compile.planning.state import State
 from headrace.compile.planning.tables import mentioned_by
-from headrace.compile.sql.dialect import canonical
+from headrace.compile.sql.dialect import canonical, parse_expression
 from headrace.model.definitions import Stream
 
 __all__ = ["fingerprint"]
@@ -21,17 +22,17 @@ _CLOCKED = ("_event_time", "_skew", "_quality")
 def fingerprint(view: ResolvedView, state: State) -> str:
     """Over all that gives stored state its meaning: the query, and of the stream its event time,
     its duplicates, the types of its columns that the query mentions, and, where the view knows
-    them, its clocks and what becomes of late events; of a table also all that it says of itself."""
+    them, its clocks and what becomes of late events; of a table also all that it says of itself,
+    and of a view that joins tables all that says what is looked up."""
     stream = view.stream
     sql = view.query(
         tuple(canonical(node) for _, node in view.outputs),
         canonical(view.having) if view.having is not None else None,
     )
-    roots = [*(node for _, node in view.outputs), *view.keys, view.where, view.having]
+    looked_up = [parse_expression(text) for join, _ in view.joins for text in texts_of(join)]
     mentioned = {
         column.parts[0].name.lower()
-        for root in roots
-        if root is not None
+        for root in (*view.roots, *looked_up)
         for column in root.find_all(exp.Column)
     }
     if view.table is not None:
@@ -52,6 +53,7 @@ def fingerprint(view: ResolvedView, state: State) -> str:
         )
         if history is not None:
             lines.append(f"history {history.valid_from} {history.for_microseconds}")
+    lines += join_lines(view.joins)
     if view.has_window or view.has_over:
         lines.append(
             f"late {stream.late_policy.value} {stream.late_horizon_microseconds} "

@@ -13,10 +13,12 @@ from dataclasses import dataclass, field
 from sqlglot import expressions as exp
 
 from headrace.compile.faults import keep_place
+from headrace.compile.lookups import known_table
 from headrace.compile.over import read_over
 from headrace.compile.planning.aggregates import read_call
 from headrace.compile.planning.finals import WRITTEN, check_final
 from headrace.compile.planning.fingerprint import fingerprint
+from headrace.compile.planning.joins import joined_events, plan_joins
 from headrace.compile.planning.oracle import oracle
 from headrace.compile.planning.resolved import (
     ResolvedView,
@@ -52,7 +54,8 @@ def plan_view(project: Project, view: View) -> ViewPlan:
     def raise_fault(node: exp.Expr, message: str, hint: str) -> None:
         raise DefinitionError(f"view {view.name}: {message}", hint=hint, location=view.location)
 
-    return _build_plan(resolve_text(view, stream), raise_fault)
+    tables = [known_table(project, join.lookup.table) for join in view.joins]
+    return _build_plan(resolve_text(view, stream, tables), raise_fault)
 
 
 @dataclass
@@ -217,6 +220,8 @@ def _build_plan(view: ResolvedView, on_fault: OnFault) -> ViewPlan:
         emits_on_close=view.emits_on_close,
         is_rows=view.is_per_event and not view.has_over,
         table=split.table,
+        joins=plan_joins(view.joins, view.where, view.roots),
+        joined=joined_events(view.stream.name, view.joins, view.roots) if view.joins else None,
     )
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlglot import expressions as exp
 
 from headrace.compile.functions import function_name
+from headrace.compile.lookups import KnownTable, with_columns
 from headrace.compile.planning.aggregates import read_call
 from headrace.compile.sql.dialect import canonical, identifier, parse_expression
 from headrace.compile.windows import USAGE
-from headrace.model.definitions import Stream, Table, View
+from headrace.model.definitions import Join, Stream, Table, View
 
 __all__ = [
     "ResolvedView",
@@ -25,7 +27,7 @@ __all__ = [
 @dataclass(frozen=True)
 class ResolvedView:
     """Expressions mention the stream's columns by their own spelling, `window`, `window.start`
-    and `window.end`; nothing else."""
+    and `window.end`; nothing else. With `joins` the stream has the looked-up columns too."""
 
     name: str
     stream: Stream
@@ -35,6 +37,13 @@ class ResolvedView:
     having: exp.Expr | None
     emits_on_close: bool = False
     table: Table | None = None
+    joins: tuple[tuple[Join, KnownTable], ...] = ()
+
+    @property
+    def roots(self) -> list[exp.Expr]:
+        """All expressions."""
+        found = [*(node for _, node in self.outputs), *self.keys, self.where, self.having]
+        return [node for node in found if node is not None]
 
     @property
     def has_window(self) -> bool:
@@ -102,15 +111,18 @@ def window_part(node: exp.Expr, has_window: bool) -> str | None:
     return None
 
 
-def resolve_text(view: View, stream: Stream) -> ResolvedView:
-    """The model's canonical texts, parsed again."""
+def resolve_text(view: View, stream: Stream, tables: Sequence[KnownTable]) -> ResolvedView:
+    """The model's canonical texts, parsed again. `tables` are those that its joins look up."""
+    joins = tuple(zip(view.joins, tables, strict=True))
+    looked_up = [column for join, known in joins for column in known.columns_of(join.lookup)]
     return ResolvedView(
         name=view.name,
-        stream=stream,
+        stream=with_columns(stream, looked_up),
         outputs=tuple((out.name, parse_expression(out.expression)) for out in view.outputs),
         where=parse_expression(view.where) if view.where is not None else None,
         keys=tuple(parse_expression(key) for key in view.keys),
         having=parse_expression(view.having) if view.having is not None else None,
         emits_on_close=view.emits_on_close,
         table=view.table,
+        joins=joins,
     )

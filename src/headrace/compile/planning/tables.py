@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from sqlglot import expressions as exp
 
@@ -11,7 +12,14 @@ from headrace.compile.sql.dialect import canonical, identifier, parse_expression
 from headrace.model.definitions import History, Stream, Table
 from headrace.model.plan import Expression, TablePlan
 
-__all__ = ["mentioned_by", "plan_table", "table_oracle"]
+__all__ = [
+    "ChangeExpressions",
+    "change_expressions",
+    "column_text",
+    "mentioned_by",
+    "plan_table",
+    "table_oracle",
+]
 
 _POSITION = "_position"  # BIGINT, in every event: the number of the group commit that stored it
 _RECEIVED = "_received_at"
@@ -28,9 +36,9 @@ def plan_table(view: ResolvedView, add_key: Callable[[exp.Expr], Expression]) ->
 
     deletes, history = _deletes(table), table.history
     return TablePlan(
-        key=tuple(key(_column(name)) for name in table.key),
+        key=tuple(key(column_text(name)) for name in table.key),
         deletes=key(deletes) if deletes is not None else None,
-        sequence=key(_column(table.sequence)) if table.sequence is not None else None,
+        sequence=key(column_text(table.sequence)) if table.sequence is not None else None,
         position=key(_POSITION),
         received=key(_RECEIVED),
         tombstones_microseconds=table.tombstones_microseconds,
@@ -50,14 +58,14 @@ def table_oracle(view: ResolvedView) -> str:
     """
     table = view.table
     assert table is not None
-    by = ", ".join(_column(name) for name in table.key)
+    by = ", ".join(column_text(name) for name in table.key)
     order, places = [], "DESC"
     if table.sequence is not None:
-        order.append(f"{_column(table.sequence)} DESC NULLS LAST")
+        order.append(f"{column_text(table.sequence)} DESC NULLS LAST")
         places = "ASC"
     order += [f"{name} {places}" for name in (_POSITION, "_partition", "_offset")]
     numbered = f"row_number() OVER (PARTITION BY {by} ORDER BY {', '.join(order)}) AS {_NEWEST}"
-    changes = f"SELECT *, {numbered} FROM {_column(view.stream.name)}"
+    changes = f"SELECT *, {numbered} FROM {column_text(view.stream.name)}"
     if view.where is not None:
         changes += f" WHERE {canonical(view.where)}"
     deletes = _deletes(table)
@@ -78,8 +86,27 @@ def mentioned_by(table: Table) -> set[str]:
     return {name.lower() for name in names}
 
 
-def _column(name: str) -> str:
+def column_text(name: str) -> str:
     return canonical(identifier(name))
+
+
+@dataclass(frozen=True)
+class ChangeExpressions:
+    """Of a table's changes: whether one deletes (None: none does), its sequence if there is one,
+    from when it is valid, and its place in the one order of the log."""
+
+    deletes: str | None
+    sequence: str | None
+    valid_from: str
+    places: tuple[str, ...] = (_POSITION, "_partition", "_offset")
+
+
+def change_expressions(table: Table, changes: Stream) -> ChangeExpressions:
+    return ChangeExpressions(
+        deletes=_deletes(table),
+        sequence=column_text(table.sequence) if table.sequence is not None else None,
+        valid_from=_valid_from(changes, table.history or History()),
+    )
 
 
 def _valid_from(stream: Stream, history: History) -> str:
@@ -88,7 +115,7 @@ def _valid_from(stream: Stream, history: History) -> str:
         return _RECEIVED
     column = stream.column(history.valid_from)
     assert column is not None
-    name = _column(column.name)
+    name = column_text(column.name)
     return f"coalesce({name}, {_RECEIVED})" if column.nullable else name
 
 

@@ -117,8 +117,7 @@ def stream(
     collector = collector_in_force.get()
     if collector is not None:
         collector.statements.streams.append(draft)
-    event_time_name = draft.event_time[0] if draft.event_time is not None else "_received_at"
-    return ViewDefinition(name, event_time=event_time_name)
+    return ViewDefinition(name)
 
 
 def table(
@@ -182,7 +181,7 @@ def _written(columns: Mapping[str, str], here: Location) -> list[WrittenColumn]:
 
 def _stream_name(what: str, source: str | ViewDefinition | None, here: Location) -> str:
     if isinstance(source, ViewDefinition):
-        if source != ViewDefinition(source.source, event_time=source.event_time):
+        if source != ViewDefinition(source.source):
             hint = "give the stream itself: a table has all of its events"
             note_fault(f"{what}: source is more than a stream", hint, here)
         return source.source

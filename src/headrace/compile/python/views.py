@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from sqlglot import expressions as exp
 
@@ -18,10 +18,13 @@ from headrace.compile.python.source_locations import (
     read_interval,
 )
 from headrace.compile.sql.dialect import identifier, parse_expression
+from headrace.compile.sql.join_clauses import JoinClauses, note_clauses
 from headrace.compile.sql.statements import ViewStatement
 from headrace.model.errors import Location
 
 __all__ = ["ViewDefinition"]
+
+_EVENT_TIME = "_event_time"  # of any stream, and of no table
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class _Output:
     keys: tuple[str, ...] = ()
     preceding: str | None = None
 
-    def node(self, event_time: str) -> exp.Expr | None:
+    def node(self) -> exp.Expr | None:
         """None if something of it cannot be read."""
         where = self.said.location
         nodes = read_expressions((self.said.text, *self.keys), where)
@@ -50,7 +53,7 @@ class _Output:
         length = None
         if self.preceding.strip().lower() != "unbounded":
             length = read_interval(self.preceding, f"over: preceding of {self.name}", where)
-        made = over_node(nodes[0], nodes[1:], event_time, length)
+        made = over_node(nodes[0], nodes[1:], _EVENT_TIME, length)
         place_all(made, where)
         return made
 
@@ -64,15 +67,51 @@ class _Windowed:
     conditions: tuple[str, ...]
     location: Location
 
-    def call(self, event_time: str) -> exp.Expr | None:
+    def call(self) -> exp.Expr | None:
         """None if a condition cannot be read."""
         over = read_expressions(self.conditions, self.location)
         if over is None:
             return None
         texts = [exp.Literal.string(text) for text in self.texts]
-        over = over or [exp.Column(this=identifier(event_time))]
+        over = over or [exp.Column(this=identifier(_EVENT_TIME))]
         made = exp.Anonymous(this=self.function, expressions=[*over, *texts])
         place_all(made, self.location)
+        return made
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """A table that is joined, and the line that said so."""
+
+    table: str
+    on: str
+    location: Location
+    is_outer: bool
+    alias: str | None
+    as_of: str | None
+    wait: str | None
+    has_dead_letters: bool = False
+
+    def node(self) -> exp.Join | None:
+        """None if something of it cannot be read."""
+        here, wait = self.location, None
+        if self.wait is not None:
+            wait = (read_interval(self.wait, f"join {self.table}: wait", here), here)
+        nodes = read_expressions([text for text in (self.on, self.as_of) if text], here)
+        if not nodes:
+            return None
+        table = exp.Table(this=identifier(self.table))
+        if self.alias is not None:
+            table.set("alias", exp.TableAlias(this=identifier(self.alias)))
+        made = exp.Join(this=table, on=nodes[0], side="LEFT" if self.is_outer else None)
+        place_all(made, here)
+        clauses = JoinClauses(
+            as_of=nodes[1] if self.as_of is not None else None,
+            as_of_location=here if self.as_of is not None else None,
+            wait=wait,
+            dead_letter=here if self.has_dead_letters else None,
+        )
+        note_clauses(table, clauses)
         return made
 
 
@@ -81,13 +120,44 @@ class ViewDefinition:
     """A view in the making; every method gives a new one, so that parts can be shared."""
 
     source: str
+    joined: tuple[_Joined, ...] = ()
     conditions: tuple[_Said, ...] = ()
     keys: tuple[_Output, ...] = ()
     windowed: _Windowed | None = None
     outputs: tuple[_Output, ...] = ()
     conditions_after: tuple[_Said, ...] = ()
     emits_on_close: Location | None = None
-    event_time: str = field(default="_received_at")
+
+    def join(
+        self,
+        table: str,
+        on: str,
+        *,
+        alias: str | None = None,
+        as_of: str | None = None,
+        wait: str | None = None,
+        else_dead_letter: bool = False,
+    ) -> ViewDefinition:
+        """Each event with the row of the table that it finds, as `JOIN` in SQL: `on` says by what,
+        as in `"prices.model = calls.model"`. An event that finds none is left out, or with
+        `else_dead_letter` is a dead letter. `as_of` is the time of the version that it finds (else
+        the row is that of the event's position), `wait` how long an event waits for a row."""
+        here = here_said()
+        made = _Joined(table, on, here, False, alias, as_of, wait, else_dead_letter)
+        return replace(self, joined=(*self.joined, made))
+
+    def left_join(
+        self,
+        table: str,
+        on: str,
+        *,
+        alias: str | None = None,
+        as_of: str | None = None,
+        wait: str | None = None,
+    ) -> ViewDefinition:
+        """As `join`, and an event that finds no row is kept, with NULLs."""
+        made = _Joined(table, on, here_said(), True, alias, as_of, wait)
+        return replace(self, joined=(*self.joined, made))
 
     def where(self, condition: str) -> ViewDefinition:
         """Only events that meet the condition; several are joined by AND."""
@@ -170,7 +240,7 @@ class ViewDefinition:
         group: list[exp.Expr] = []
         failed = False
         if self.windowed is not None:
-            call = self.windowed.call(self.event_time)
+            call = self.windowed.call()
             failed = call is None
             group += [call] if call is not None else []
             for part in ("start", "end"):
@@ -178,20 +248,24 @@ class ViewDefinition:
                 place_all(bound, self.windowed.location)
                 outputs.append(exp.alias_(bound, f"window_{part}"))
         for place, output in enumerate((*self.keys, *self.outputs)):
-            node = output.node(self.event_time)
+            node = output.node()
             if node is None:
                 failed = True
                 continue
             outputs.append(_named(node, output.name, output.said.location))
             if place < len(self.keys):
                 group.append(node.copy())
-        where = self._joined(self.conditions)
-        having = self._joined(self.conditions_after)
+        joins = [made for each in self.joined if (made := each.node()) is not None]
+        failed = failed or len(joins) < len(self.joined)
+        where = self._all(self.conditions)
+        having = self._all(self.conditions_after)
         if failed or where is False or having is False:
             return None
         query = exp.Select(expressions=outputs)
         table = exp.Table(this=identifier(self.source))
         query.set("from_", exp.From(this=table))
+        if joins:
+            query.set("joins", joins)
         if where:
             query.set("where", exp.Where(this=where))
         if group:
@@ -200,7 +274,7 @@ class ViewDefinition:
             query.set("having", exp.Having(this=having))
         return query
 
-    def _joined(self, conditions: tuple[_Said, ...]) -> exp.Expr | bool | None:
+    def _all(self, conditions: tuple[_Said, ...]) -> exp.Expr | bool | None:
         """All conditions by AND; False if one cannot be read."""
         nodes = [read_expression(said.text, said.location) for said in conditions]
         read = [node for node in nodes if node is not None]

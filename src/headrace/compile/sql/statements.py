@@ -13,6 +13,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from headrace.compile.faults import Faults, SourceText
 from headrace.compile.sql.dialect import parse_tokens, tokenize
+from headrace.compile.sql.join_clauses import place_clauses, take_join_clauses
 from headrace.compile.sql.reader import Reader
 from headrace.compile.sql.stream_clauses import read_stream
 from headrace.compile.sql.table_clauses import read_table
@@ -120,7 +121,9 @@ def _read_view(reader: Reader) -> ViewStatement:
     if not rest:
         raise reader.error("the query is missing", "… AS SELECT … FROM stream …")
     rest, emits = _without_emit(rest, reader.source)
+    rest, clauses = take_join_clauses(rest, reader.source)
     query = parse_tokens(rest, reader.source)
+    place_clauses(query, clauses)
     return ViewStatement(name, location, query, reader.source, emits)
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -26,7 +30,8 @@ from kind_runner import KindRunner
 from headrace.kinds.calculator import Calculator
 from headrace.kinds.choice import make_kind
 from headrace.kinds.table import TableKind, totals_sql
-from headrace.model.plan import BoundView
+from headrace.model.plan import BoundColumn, BoundView
+from headrace.model.types import parse_type
 
 
 def runner_of(view: BoundView) -> KindRunner:
@@ -94,6 +99,42 @@ def test_ticks_make_no_difference(seed: int, part: int, is_sequenced: bool) -> N
         for partition in range(2):
             offsets = sorted(offset for p, offset in newest if p == partition)
             assert needed(runner, partition, 40, number) == [o for o in offsets if o < 40]
+
+
+@pytest.mark.parametrize(
+    ("of_type", "typed"),
+    [
+        ("STRING", lambda n: ["", "A", "a", "z", "ä", "\U0001f600"][n]),
+        ("DOUBLE", lambda n: [-float("inf"), -1.5, 0.0, 1e300, float("inf"), float("nan")][n]),
+        ("TIMESTAMP", moment),
+        ("DECIMAL(38,2)", Decimal),
+        ("BINARY", lambda n: bytes([50 * n])),
+    ],
+)
+def test_sequences_of_any_type_have_its_order(
+    seed: int, of_type: str, typed: Callable[[int], Any]
+) -> None:
+    """As Spark has it: texts by their bytes, and NaN above all other numbers."""
+    made = (random_changes(random.Random(f"{seed} {n}"), 150) for n in range(100))
+    changes = next(some for some in made if folded(some).resurrected)
+    view = table_view()
+    keys = tuple(
+        BoundColumn(key.name, parse_type(of_type) if key.name == "k5" else key.type)
+        for key in view.keys
+    )
+    view = replace(view, keys=keys)
+    runner = runner_of(view)
+    runner.create(1)
+    for start in range(0, len(changes), 15):
+        tick = changes[start : start + 15]
+        given = [None if c.sequence is None else typed(c.sequence) for c in tick]
+        plain = [replace(change, sequence=None) for change in tick]
+        rows = partials(view, plain)
+        place = rows.column_names.index("k5")
+        runner.tick(rows.set_column(place, "k5", pa.array(given, keys[5].type.arrow)))
+    wanted = folded(changes)
+    assert runner.rows(1) == Counter(wanted.rows)
+    assert totals(runner) == (wanted.superseded, wanted.resurrected)
 
 
 def test_a_change_that_changes_nothing_is_heard_by_nobody() -> None:

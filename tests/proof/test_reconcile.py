@@ -465,3 +465,17 @@ def test_what_operators_decided_is_judged_the_same(
         (4, "dropped"),
         (5, "sided"),
     ]
+
+
+def test_why_says_which_change_is_the_row_of_a_table(
+    make_rig: Callable[..., Any], explained: Callable[..., Any]
+) -> None:
+    rig = make_rig(definitions("latest"))
+    rig.start()
+    change = {"value": 1.0, "amount": Decimal("1.00"), "at": EPOCH}
+    sent = [("a", 3), ("b", 1), ("a", 5), ("a", 4)]
+    rig.append("readings", [{**change, "sensor": s, "number": n} for s, n in sent])
+    rig.settle()
+    found = explained(rig, "latest", sensor="a")
+    assert found.row["number"] == 5
+    assert [(event["offset"], event["fate"]) for event in found.events] == [(2, "applied")]

@@ -28,11 +28,6 @@ from headrace.model.settings import Settings
 
 __all__ = ["command"]
 
-# glibc keeps so many blocks of a size to itself in each thread, without a lock, rather than 7:
-# DuckDB's plans are many small ones. The store's share of a tick took 6 to 10 % less CPU, and no
-# more memory.
-ALLOCATOR = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=256"}
-
 
 def command(
     directory: Annotated[
@@ -121,7 +116,7 @@ def _supervised(settings: Settings, port: int, log_format: LogFormat) -> int:
 
     for name in ("gateway.json", "engine.json"):  # left by a run that was killed
         (settings.run_directory / name).unlink(missing_ok=True)
-    environment = {**ALLOCATOR, **os.environ, "HEADRACE_GATEWAY_PORT": str(port)}
+    environment = {**os.environ, "HEADRACE_GATEWAY_PORT": str(port)}
     began = time.monotonic()
 
     def is_ready() -> bool:

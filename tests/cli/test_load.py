@@ -207,6 +207,21 @@ def test_initial_is_taken_only_before_all_events(
     assert rows_of(gateway, "prices") == []
 
 
+def test_events_that_come_during_an_initial_load_are_told(
+    gateway: Any, headrace: Headrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_beside_an_event(*arguments: Any, **options: Any) -> None:
+        gateway.send({"id": "x"}, "clicks")
+        load(*arguments, **options)
+
+    monkeypatch.setattr("headrace.loading.load.load", load_beside_an_event)
+    file = tmp_path / "rows.csv"
+    file.write_text(csv_of(3))
+    ended = headrace("load", "customers", file, "--initial", "--url", gateway.url)
+    assert (ended.code, "3 rows durable" in ended.out) == (1, True)
+    assert "events came to the stream clicks while the rows were loaded" in ended.err
+
+
 def test_initial_does_not_go_on_over_the_changes_of_others(
     gateway: Any, headrace: Headrace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

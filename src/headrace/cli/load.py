@@ -73,11 +73,25 @@ def command(
             with _bar(sources, not as_json) as progress:
                 load(sender, target, sources, begun, loaded, progress, replaces=replace)
         except BaseException:
-            say(f"{loaded.skipped + loaded.sent.rows:,} rows are durable; the same command goes on")
+            durable = loaded.skipped + loaded.sent.rows
+            if durable:
+                say(f"{durable:,} rows are durable; the same command goes on after them")
             raise
     _report(target.name, loaded, time.monotonic() - began, as_json=as_json)
-    if loaded.sent.dead:
+    overtaken = _overtaken(address) if initial else []
+    for stream in overtaken:
+        say(
+            f"events came to the stream {stream} while the rows were loaded: they see the table "
+            "as far as it was loaded then"
+        )
+    if loaded.sent.dead or overtaken:
         raise typer.Exit(exits.CHECK_FAILED)
+
+
+def _overtaken(address: Address) -> list[str]:
+    """The streams that have events, although none had when the load began."""
+    streams = address.get("/v1/streams")["streams"]
+    return [s["name"] for s in streams if s["table"] is None and any(s["ends"])]
 
 
 def _sources(files: list[Path], form: str | None) -> list[Source]:

@@ -70,3 +70,12 @@ FROM calls JOIN users ON users.id = user_id JOIN users AS friends ON friends.id 
 CREATE MATERIALIZED VIEW own AS
 SELECT region_changes.title, r.title AS before FROM region_changes
 LEFT JOIN regions r ON r.code = upper(region_changes.code) AND r.country = region_changes.country;
+
+-- Names of outputs and of the window stay what they are.
+CREATE TABLE words (id STRING PRIMARY KEY, window STRING, total INT, minute STRING) WITH HISTORY;
+
+CREATE MATERIALIZED VIEW named AS
+SELECT window.start AS minute, w.window AS word, sum(w.total) AS total, max(total) AS most,
+       max(timestampdiff(MINUTE, at, at)) AS zero
+FROM calls JOIN words AS w FOR SYSTEM_TIME AS OF at ON (calls.id = w.id)
+GROUP BY window(at, '1 hour'), w.window HAVING total > 3 AND sum(total) > 4;

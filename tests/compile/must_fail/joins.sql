@@ -61,3 +61,11 @@ CREATE MATERIALIZED VIEW h1 AS SELECT c.id FROM calls c JOIN users u ON u.id = c
 CREATE MATERIALIZED VIEW h2 AS SELECT c.id FROM calls c JOIN users u ON u.id = c.cost;
 CREATE MATERIALIZED VIEW h3 AS SELECT c.id FROM calls c JOIN users u ON u.id = c.model;
 CREATE MATERIALIZED VIEW h4 AS SELECT c.id FROM calls c JOIN users u ON u.id = c.user_id AND u.id = c.id JOIN prices p ON p.region = 'a' AND p.model = c.id;
+CREATE MATERIALIZED VIEW i1 AS SELECT c.id FROM calls c JOIN users TIMESTAMP AS OF c.at AS u ON u.id = c.user_id;
+CREATE MATERIALIZED VIEW i2 AS SELECT c.id FROM calls c JOIN users u(id, name, x) ON u.id = c.user_id;
+CREATE MATERIALIZED VIEW i3 AS SELECT c.id FROM calls VERSION AS OF 3 AS c;
+CREATE MATERIALIZED VIEW i4 AS SELECT x FROM calls AS c(x);
+CREATE MATERIALIZED VIEW i5 AS SELECT c.id FROM calls c JOIN users u ON u.id = c.user_id PIVOT (sum(id) FOR model IN (1));
+CREATE MATERIALIZED VIEW i6 AS SELECT c.id FROM calls c JOIN users u JOIN users w ON w.id = c.user_id ON u.id = c.user_id;
+CREATE MATERIALIZED VIEW i7 AS SELECT c.id FROM calls c JOIN users u WAIT UP TO INTERVAL 5 MINUTES ON u.id = c.user_id;
+CREATE MATERIALIZED VIEW i8 AS SELECT c.id FROM calls c JOIN users u ON u.id = c.user_id WAIT UP TO INTERVAL -5 MINUTES;

@@ -17,6 +17,7 @@ from headrace.compile.functions import function_name
 from headrace.compile.known_types import known_type
 from headrace.compile.lookups import make_lookup, with_columns
 from headrace.compile.passes.columns import name_units, resolve_in
+from headrace.compile.passes.source import refused_part
 from headrace.compile.planning.aggregates import read_call
 from headrace.compile.planning.finals import WRITTEN
 from headrace.compile.planning.joins import conjuncts, holds
@@ -29,7 +30,7 @@ from headrace.model.definitions import LOOKUP, Column
 __all__ = ["find_tables", "resolve_joins"]
 
 _OWN = "headrace_own_column"  # in ON: the name of a column of the table that is being joined
-_FORM = "FROM stream JOIN table AS t ON t.key = stream.column"
+_FORM = "FROM stream JOIN table [FOR SYSTEM_TIME AS OF time] AS t ON t.key = stream.column"
 _OF_ONE_EVENT = "say it of one event, and of the row that it finds"
 _ROUNDED = ("FLOAT", "DOUBLE")
 
@@ -49,8 +50,9 @@ def _find_table(draft: ViewDraft, node: exp.Join) -> None:
     if table.args.get("db") is not None:
         draft.break_off(table, f"{table.sql()} has a qualifier", "tables have plain names")
         return
-    if table.args.get("joins") or table.args.get("pivots") or table.args.get("sample"):
-        draft.break_off(table, f"JOIN {name} is not followed by ON", _FORM)
+    part = refused_part(table) or refused_part(node)
+    if part is not None:
+        draft.break_off(table, f"{part} is not in this version", _FORM)
         return
     if not _check_kind(draft, node):
         return
@@ -156,24 +158,24 @@ def resolve_joins(draft: ViewDraft) -> None:
         _resolve_join(draft, join, draft.joins[:place])
         if draft.is_broken:
             return
-    select, no_names = draft.select, frozenset[str]()
+    select = draft.select
+    group = select.args.get("group")
+    has_window = group is not None and any(map(is_window_key, group.walk()))
+    left = frozenset({"window", *USAGE} if has_window else ())
     for index, (name, node, at) in enumerate(draft.outputs):
-        draft.outputs[index] = (name, _looked_up(draft, node, draft.joins, no_names), at)
+        draft.outputs[index] = (name, _looked_up(draft, node, draft.joins, left), at)
     where = select.args.get("where")
-    conditions = [] if where is None else [_looked_up(draft, where.this, draft.joins, no_names)]
+    conditions = [] if where is None else [_looked_up(draft, where.this, draft.joins, left)]
     found = [part for join in draft.joins if not join.is_outer for part in _inner(join)]
     parts = [*found, *(part for node in conditions for part in conjuncts(node))]
     if parts:
         select.set("where", exp.Where(this=exp.and_(*parts, copy=False)))
-    group = select.args.get("group")
     if group is not None:
-        windows = {"window", *USAGE} if any(map(is_window_key, group.walk())) else set()
-        no_names = frozenset(windows)
-        keys = [_looked_up(draft, node, draft.joins, no_names) for node in group.expressions]
+        keys = [_looked_up(draft, node, draft.joins, left) for node in group.expressions]
         group.set("expressions", keys)
     having = select.args.get("having")
     if having is not None:
-        outputs = frozenset(name.lower() for name, _, _ in draft.outputs) | no_names
+        outputs = left.union(name.lower() for name, _, _ in draft.outputs)
         having.set("this", _looked_up(draft, having.this, draft.joins, outputs))
     draft.is_broken = draft.is_broken or len(draft.faults.errors) > before
 
@@ -326,7 +328,8 @@ def _looked_up(
     own: JoinDraft | None = None,
 ) -> exp.Expr:
     """The expression with every column of a table in scope as a looked-up column, those of `own`
-    marked. Unqualified names in `left` stay as they are, but for those under an aggregate."""
+    marked. Unqualified names in `left`, the window's and those of outputs, stay as they are, but
+    for those under an aggregate."""
     name_units(root)
 
     def replaced(node: exp.Expr, left: frozenset[str]) -> exp.Expr:
@@ -370,7 +373,8 @@ def _looked_up_column(
             )
         return node
     is_qualified = first in (draft.alias.lower(), draft.own_source.name.lower())
-    if (len(names) > 1 and is_qualified and not is_event) or first in left:
+    is_left = first in left and (len(names) == 1 or first in USAGE)
+    if (len(names) > 1 and is_qualified and not is_event) or is_left:
         return node
     having = [join for join in scope if join.known.column(names[0]) is not None]
     if len(having) + is_event > 1:

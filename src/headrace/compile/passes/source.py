@@ -7,7 +7,7 @@ from sqlglot import expressions as exp
 from headrace.compile.draft import ViewDraft
 from headrace.compile.faults import closest
 
-__all__ = ["find_source"]
+__all__ = ["find_source", "refused_part"]
 
 
 _INSTEAD_OF_TABLE = {
@@ -15,6 +15,19 @@ _INSTEAD_OF_TABLE = {
     "views over tables come later",
     "table": "read the stream that its changes come from",
 }
+
+
+def refused_part(node: exp.Expr) -> str | None:
+    """What stands at a name in FROM, or behind its join, and has no meaning here."""
+    words = {"joins": "JOIN inside JOIN", "pivots": "PIVOT", "sample": "TABLESAMPLE"}
+    for part, word in words.items():
+        if node.args.get(part):
+            return word
+    version, alias = node.args.get("version"), node.args.get("alias")
+    if version is not None:
+        return f"{version.name} AS OF"
+    has_columns = alias is not None and alias.args.get("columns")
+    return "a list of columns in FROM" if has_columns else None
 
 
 def find_source(draft: ViewDraft) -> None:
@@ -54,9 +67,9 @@ def find_source(draft: ViewDraft) -> None:
             closest(name, names) or f"streams are: {known}; CREATE STREAM defines one",
         )
         return
-    for part, word in (("joins", "JOIN"), ("pivots", "PIVOT"), ("sample", "TABLESAMPLE")):
-        if table.args.get(part):
-            draft.break_off(table, f"{word} is not in this version", "read one stream")
-            return
+    part = refused_part(table)
+    if part is not None:
+        draft.break_off(table, f"{part} is not in this version", "read the stream by its name")
+        return
     draft.stream = draft.own = stream
     draft.alias = table.alias or stream.name

@@ -134,7 +134,7 @@ def _read_wait(
     except IntervalError as error:
         raise DefinitionError(
             f"WAIT UP TO: {error}",
-            hint="write it as INTERVAL 10 MINUTES",
+            hint="behind ON: JOIN … ON … WAIT UP TO INTERVAL 10 MINUTES",
             location=source.location(tokens[0].start),
         ) from error
     return replace(said, wait=(length, source.location(tokens[0].start))), []

@@ -147,8 +147,9 @@ class TableKind:
         return f"{' UNION '.join(parts)} ORDER BY needed"
 
     def merge(self, given: KindInput) -> Steps:
-        """One round: the rows and totals of the tick's keys and views, versions and tombstones
-        that may go."""
+        """One round: the rows and totals of the tick's keys and views; and where it is a view's
+        turn, its tombstones that may go, and the versions of the tick's keys from before the
+        history, which are found by a scan."""
         if given.partials.num_rows == 0:
             return Delta((), None)
         keys = given.partials.select(self._by)
@@ -166,10 +167,11 @@ class TableKind:
             fetches["past"] = Fetch(self._rows.name, (VIEW,), rows, DELETED, ())
         history = self._table.history_microseconds
         bounds = _bounds(numbers, newest - (history or 0))
-        if self._table.keeps_history and history is not None:
+        if self._table.keeps_history and history is not None and turns.any():
             place = np.searchsorted(numbers, keys.column(VIEW).to_numpy())
             rows = keys.append_column(LOW, pa.nulls(keys.num_rows, pa.int64()))
             rows = rows.append_column(HIGH, bounds.column(HIGH).take(pa.array(place)))
+            rows = rows.filter(pa.array(turns[place]))
             fetches["versions"] = Fetch(self._versions.name, self._by, rows, VALID_FROM)
         answers = yield list(fetches.values())
         found = dict(zip(fetches, answers, strict=True))

@@ -301,6 +301,56 @@ def test_an_event_of_a_tables_own_stream_sees_its_own_change(spark_alone: SparkS
     assert found == [("w", None), ("x", "x"), ("y", "y"), ("z", None)]
 
 
+@pytest.mark.parametrize(
+    ("kind", "clauses"),
+    [
+        ("", "WAIT UP TO INTERVAL 1 HOUR ELSE DEAD LETTER"),
+        ("", "ELSE DEAD LETTER"),
+        ("", "WAIT UP TO INTERVAL 1 HOUR"),
+        ("LEFT", "WAIT UP TO INTERVAL 1 HOUR"),
+    ],
+)
+def test_only_events_that_want_a_row_wait_or_are_dead_letters(
+    spark_alone: SparkSession, kind: str, clauses: str
+) -> None:
+    choose = random.Random(kind + clauses)
+    events, changes = _random_rows(choose, 200)
+    users = _placed([{"id": f"{number}", "_position": number % 6} for number in range(150)])
+    sql = (
+        f"{PRICES};CREATE TABLE users (id STRING PRIMARY KEY);"
+        "CREATE TABLE days (id STRING PRIMARY KEY);"
+        "CREATE MATERIALIZED VIEW v AS SELECT c.id, p.price FROM calls c "
+        "JOIN users u ON u.id = c.id "
+        f"{kind} JOIN prices p ON p.model = c.model AND p.active AND c.paid {clauses} "
+        "LEFT JOIN days d ON d.id = c.id "
+        "WHERE c.at < timestamp'2026-03-01 08:00:00' AND (d.id IS NULL OR u.id > '5')"
+    )
+    joined = Joining(spark_alone, parse_sql(sql))
+    joined.rows(events, {"prices": changes, "users": users, "days": []})
+    first, prices, days = joined.plan.joins
+    assert [first.waits, first.dead, days.waits, days.dead] == [None] * 4
+    missing, waiting = set(), set()
+    for event in events:
+        has_user = int(event["id"]) < 150 and int(event["id"]) % 6 <= event["_position"]
+        row = _newest(_seen(event, changes), has_sequence=False)
+        is_there = row is not None and row["active"]
+        if has_user and event["at"] < _at(8) and event["paid"] and not is_there:
+            missing.add(event["id"])
+            if event["model"] is not None:
+                waiting.add(event["id"])
+    assert waiting
+    assert missing > waiting
+    expected = {
+        prices.waits: waiting if "WAIT" in clauses else None,
+        prices.dead: missing if "DEAD" in clauses else None,
+    }
+    for condition, ids in expected.items():
+        assert (condition is None) == (ids is None)
+        if condition is not None:
+            found = spark_alone.sql(f"SELECT id FROM calls WHERE {condition}").toArrow()
+            assert set(found["id"].to_pylist()) == ids
+
+
 BASE = (
     "CREATE STREAM calls (id STRING, model STRING, at TIMESTAMP);"
     "CREATE TABLE prices (model STRING, price INT, other INT, valid_from TIMESTAMP, version INT, "

@@ -88,6 +88,21 @@ def test_validate_lists_a_table_once(headrace: Callable[..., Any], project: Path
     assert [one["name"] for one in told["views"]] == ["income", "income_by_user"]
 
 
+def test_validate_names_the_tables_that_a_view_joins(
+    headrace: Callable[..., Any], project: Path, joins_run: None
+) -> None:
+    (project / "definitions" / "names.sql").write_text(
+        "CREATE TABLE users (id STRING, friend STRING, PRIMARY KEY (id));\n"
+        "CREATE MATERIALIZED VIEW named AS SELECT u.id, f.id AS friend FROM transactions "
+        "JOIN users u ON u.id = user_id LEFT JOIN users f ON f.id = u.friend;\n"
+    )
+    shown = headrace("validate", "--project", project).out
+    assert "from transactions, joins users " in shown
+    told = headrace("validate", "--project", project, "--json").document
+    joins = {view["name"]: view["joins"] for view in told["views"]}
+    assert joins == {"income": [], "income_by_user": [], "named": ["users"]}
+
+
 def test_doctor_finds_this_machine_fit(headrace: Callable[..., Any], project: Path) -> None:
     (project / "headrace.toml").write_text("[gateway]\nport = 0\n")
     ended = headrace("doctor", "--project", project, "--json")

@@ -272,6 +272,20 @@ def test_a_key_may_come_from_a_row_joined_before(spark_alone: SparkSession) -> N
     )
 
 
+def test_what_is_looked_up_may_be_a_condition(spark_alone: SparkSession) -> None:
+    project = parse_sql(
+        "CREATE STREAM s (id INT, a BOOLEAN, b BOOLEAN);"
+        "CREATE TABLE words (is_true BOOLEAN PRIMARY KEY, word STRING);"
+        "CREATE MATERIALIZED VIEW v AS SELECT s.id, w.word FROM s "
+        "JOIN words w ON w.is_true = (s.a OR s.b)"
+    )
+    words = [{"is_true": value, "word": str(value), "_position": 1} for value in (True, False)]
+    events = [{"id": i, "a": i > 1, "b": i % 2 == 1, "_position": 1} for i in range(4)]
+    events.append({"id": 4, "a": None, "b": False, "_position": 1})
+    found = Joining(spark_alone, project).rows(_placed(events), {"words": _placed(words)})
+    assert found == [(0, "False"), (1, "True"), (2, "True"), (3, "True")]
+
+
 def test_a_grouped_view_reads_the_joined_events(spark_alone: SparkSession) -> None:
     joined = joining(
         spark_alone,

@@ -38,9 +38,16 @@ def command(project: ProjectFolder = None, as_json: AsJson = False) -> None:
     for name, table, source in tables:
         of = "posted" if source.changelog is not None else f"from {source.name}"
         rows.append(("table", name, f"{of}, key {', '.join(table.key)}"))
-    rows += [("view", v.name, f"from {v.source}") for v in views]
+    for view in views:
+        joins = "".join(f", joins {name}" for name in _joined(view))
+        rows.append(("view", view.name, f"from {view.source}{joins}"))
     print_table(("kind", "name", "what"), rows)
     print("no faults")
+
+
+def _joined(view: View) -> list[str]:
+    """Each table once, in the order of FROM."""
+    return list(dict.fromkeys(join.lookup.table for join in view.joins))
 
 
 def _sorted_out(
@@ -69,7 +76,14 @@ def _described(definitions: Project) -> dict[str, Any]:
             }
             for name, table, source in tables
         ],
-        "views": [{"name": view.name, "source": view.source} for view in views],
+        "views": [
+            {
+                "name": view.name,
+                "source": view.source,
+                "joins": _joined(view),
+            }
+            for view in views
+        ],
     }
 
 

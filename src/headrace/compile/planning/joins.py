@@ -126,7 +126,7 @@ def join_lines(joined: Joined) -> Iterator[str]:
             f"{join.has_dead_letters}"
         )
         yield (
-            f"with {known.view.name} from {known.changes.name} {known.view.where} "
+            f"with {known.view.name} from {known.changes.name} "
             f"{', '.join(table.key)} {table.sequence} {table.delete_when} "
             f"{table.tombstones_microseconds} {history}"
         )
@@ -176,17 +176,16 @@ def _changes(lookup: Lookup, known: KnownTable, columns: Sequence[str]) -> str:
         chosen.append(f"{at.valid_from} AS _valid_from")
     chosen.append(f"struct({', '.join(order)}) AS _order")
     source = canonical(identifier(changes_name(known.view.name)))
-    where = f" WHERE {known.view.where}" if known.view.where is not None else ""
-    return f"SELECT {', '.join(chosen)} FROM {source}{where}"
+    return f"SELECT {', '.join(chosen)} FROM {source}"
 
 
 def _events(
     lookup: Lookup, known: KnownTable, columns: Sequence[str], events: str, changes: str
 ) -> str:
-    seen = [f"_key{i} = {text}" for i, (_, text) in enumerate(lookup.keys)]
+    seen = [f"_key{i} = ({text})" for i, (_, text) in enumerate(lookup.keys)]
     seen.append("_since <= _position")
     if lookup.as_of is not None:
-        seen.append(f"_valid_from <= {lookup.as_of}")
+        seen.append(f"_valid_from <= ({lookup.as_of})")
         history = known.table.history
         bound = history.for_microseconds if history is not None else None
         if bound is not None:

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from gateway_feed import lines_request, microseconds
+from pages import Block, cells, sections
 
 from headrace.gateway.ingest.decoding import StreamDecoder
 from headrace.gateway.ingest.heartbeats import HeartbeatReader
@@ -21,10 +20,9 @@ from headrace.log.contract import Group, accept_note
 from headrace.model.settings import EngineSettings, GatewaySettings
 from headrace.store.contract import ViewChange
 
-PAGE = (Path(__file__).parents[2] / "docs" / "explanation" / "time.md").read_text(encoding="utf-8")
+SECTIONS = sections("explanation/time.md")
 DAY = dt.date(2026, 3, 1)
 LONG_AFTER = dt.datetime(2026, 6, 1, tzinfo=dt.UTC)  # no event of the page is in its future
-PIECE = re.compile(r"^```.*?^```$|^\S.*?(?=\n\n|\Z)", re.MULTILINE | re.DOTALL)
 TABLE = re.compile(
     r"(?:(Subscribers to|The (?:ledger|status|completeness) of) )?`(\w+)` (?:holds|get)[^`]*:$"
 )
@@ -39,42 +37,6 @@ TABLES_OF = {  # how many tables of each section are compared
     "Windows": 8,
     "Missing events": 2,
 }
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block or a table, with the paragraph that introduces it."""
-
-    kind: str
-    text: str
-    introduction: str
-
-
-def sections() -> dict[str, list[Block]]:
-    """The blocks of every section that has definitions, by its heading."""
-    found = {}
-    for part in re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]:
-        heading, _, text = part.partition("\n")
-        blocks = list(blocks_of(text))
-        if any(block.kind == "sql" for block in blocks):
-            found[heading] = blocks
-    return found
-
-
-def blocks_of(text: str) -> Iterator[Block]:
-    paragraph = ""
-    for piece in PIECE.findall(text):
-        fence = re.fullmatch(r"```(\w+)\n(.*)\n```", piece, re.DOTALL)
-        if fence is not None:
-            yield Block(fence[1], fence[2], paragraph)
-        elif piece.startswith("|"):
-            yield Block("table", piece, paragraph)
-        else:
-            paragraph = " ".join(piece.split())
-
-
-def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("|\n").split("|")]
 
 
 def shown(value: Any) -> str:
@@ -215,7 +177,7 @@ class Example:
 
 @pytest.mark.parametrize(("heading", "tables"), TABLES_OF.items())
 def test_the_page_tells_the_truth(make_rig: Callable[..., Any], heading: str, tables: int) -> None:
-    blocks = sections()[heading]
+    blocks = SECTIONS[heading]
     sql = "\n".join(block.text for block in blocks if block.kind == "sql")
     example = Example(make_rig(sql, EngineSettings(cores=1)))
     example.run(blocks)
@@ -223,4 +185,4 @@ def test_the_page_tells_the_truth(make_rig: Callable[..., Any], heading: str, ta
 
 
 def test_no_section_is_left_out() -> None:
-    assert set(sections()) == set(TABLES_OF)
+    assert set(SECTIONS) == set(TABLES_OF)

@@ -183,7 +183,7 @@ def test_versions_answer_for_all_times_of_the_history(
     for tick in cut(rng, changes):
         runner.tick(partials(view, tick))
         seen += tick
-        rows = runner.tables.rows[runner.kind.tables[2].name].values()
+        rows = runner.tables.rows[runner.kind.tables[3].name].values()
         kept = [
             Change(
                 *(r["k0"], r["k1"], r["k2"], r["k3"], r["_is_delete"], r["k5"], r["k6"]),

@@ -7,10 +7,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from change_cases import Change, folded, partials, random_changes, table_view
+from change_cases import (
+    Change,
+    Request,
+    folded,
+    partials,
+    random_changes,
+    random_requests,
+    requests_table,
+    table_view,
+)
 from store_cases import Opener, rows_of, sales
 
-from headrace.model.errors import QueryError, StoreError
+from headrace.model.errors import LookUpError, QueryError, StoreError
 from headrace.model.plan import BoundView
 from headrace.store.contract import (
     Counts,
@@ -173,3 +182,97 @@ def test_what_the_log_must_keep_is_said_only_of_what_a_table_has_read(store: Sto
         store.needed_offsets("sales", 0, 0)
     with pytest.raises(StoreError, match="no table"):
         store.table_totals("sales")
+
+
+def looked_up(store: Store, requests: Sequence[Request], as_of: bool) -> list[tuple[bool, str]]:
+    asked = requests_table(requests, "id")
+    found = store.look_up("customers", asked, ["name"], as_of)
+    assert found.column_names == ["_found", "name"]
+    return list(zip(*(column.to_pylist() for column in found.columns), strict=True))
+
+
+def assert_looked_up(
+    store: Store, rng: random.Random, seen: Sequence[Change], *, lowest: int = 0
+) -> None:
+    for as_of in (False, True):
+        from_ = max(lowest, store.complete_since("customers", as_of))
+        requests = random_requests(rng, seen, from_, 60)
+        assert looked_up(store, requests, as_of) == [r.found(seen, as_of) for r in requests]
+
+
+def test_events_find_the_rows_of_their_positions(open_backend: Opener, seed: int) -> None:
+    rng = random.Random(seed)
+    changes = random_changes(rng, 120, partitions=PARTITIONS)
+    view = table_view(has_history=True)
+    store = open_backend()
+    store.create_view(view, start())
+    generation = store.claim()
+    assert looked_up(store, [Request("a", 0, 0, 0)], False) == [(False, None)]
+    since = 0
+    for done in range(0, len(changes), 15):
+        store.keep_versions("customers", since)
+        commit(store, generation, view, changes[done : done + 15])
+        assert store.complete_since("customers") <= since
+        assert_looked_up(store, rng, changes[: done + 15])
+        since = max(since, changes[done].position - 10)
+    complete = [store.complete_since("customers", as_of) for as_of in (False, True)]
+    assert complete[0] > 0
+    store.close()
+    store = open_backend()
+    store.open_view(view)
+    assert [store.complete_since("customers", as_of) for as_of in (False, True)] == complete
+    assert_looked_up(store, rng, changes)
+
+
+def test_a_look_up_that_cannot_be_answered_says_so(store: Store) -> None:
+    view = table_view()
+    store.create_view(view, start())
+    generation = store.claim()
+    for n in range(1, 3):
+        commit(store, generation, view, [Change(0, n, "a", "x", False, n, n, n)])
+    assert store.complete_since("customers") == 2, "nobody said that it is looked up"
+    request = requests_table([Request("b", 1, 0, 0)], "id")
+    with pytest.raises(LookUpError, match=r"customers no longer .* position 1; .* from 2 on"):
+        store.look_up("customers", request, ["name"], False)
+    with pytest.raises(StoreError, match="table customers has no column nowhere"):
+        store.look_up("customers", request, ["name", "nowhere"], False)
+    with pytest.raises(StoreError, match="table customers has no history"):
+        store.look_up("customers", request, ["name"], True)
+    with pytest.raises(StoreError, match="column id"):
+        store.look_up("customers", request.drop_columns(["id"]), ["name"], False)
+    with pytest.raises(StoreError, match="is not open"):
+        store.look_up("unknown", request, [], False)
+    store.create_view(sales(), {})
+    with pytest.raises(StoreError, match="view sales is no table"):
+        store.look_up("sales", request, [], False)
+
+
+@pytest.mark.parametrize("is_posted", [True, False])
+def test_a_copy_knows_no_more_than_a_compacted_log(store: Store, is_posted: bool) -> None:
+    view = table_view(has_history=True)
+    if is_posted:
+        view = replace(view, plan=replace(view.plan, stream="customers"))
+    copy = replace(view, plan=replace(view.plan, view=copy_name("customers")))
+    rng = random.Random(3)
+    changes = random_changes(rng, 60, partitions=PARTITIONS)
+    store.create_view(view, start())
+    generation = store.claim()
+    for done in range(0, 60, 20):
+        commit(store, generation, view, changes[done : done + 20])
+    before = store.complete_since("customers")
+    assert before == max(change.position for change in changes)
+    store.keep_versions("customers", 0)
+    store.create_view(copy, start())
+    for done in range(0, 60, 20):
+        commit(store, generation, copy, changes[done : done + 20])
+    store.swap(tick(store, generation), "customers")
+    assert store.complete_since("customers") == (before if is_posted else 0)
+    assert_looked_up(store, rng, changes)
+    more = [Change(0, 1_000, "a", "z", False, 9, before + 5, 0)]
+    commit(store, generation, view, more)
+    assert_looked_up(store, rng, [*changes, *more], lowest=before)
+    store.drop_view("customers")
+    store.create_view(view, start())
+    commit(store, generation, view, changes[:20])
+    commit(store, generation, view, changes[20:])
+    assert store.complete_since("customers") > 0, "what was said is of the table that was"

@@ -130,11 +130,76 @@ def _is_above(change: Change, other: Change) -> bool:
 
 def as_of(changes: Sequence[Change], id_: str | None, time: int) -> str | None:
     """The name that was valid then."""
+    last = version(changes, id_, time)
+    return None if last is None else last.name
+
+
+def version(
+    changes: Sequence[Change], id_: str | None, time: int, *, is_sequenced: bool = True
+) -> Change | None:
+    """The change that was valid then; None where the row is missing."""
     known = [c for c in changes if c.id == id_ and _valid_from(c) <= time]
     if not known:
         return None
-    last = max(known, key=lambda c: (_valid_from(c), _rank(c), c.order))
-    return None if last.deletes else last.name
+    last = max(known, key=lambda c: (_valid_from(c), is_sequenced and _rank(c), c.order))
+    return None if last.deletes else last
+
+
+@dataclass(frozen=True)
+class Request:
+    """An event that looks up a row. Times are microseconds after START."""
+
+    id: str | None
+    position: int
+    time: int | None
+    received: int
+
+    def found(
+        self, changes: Sequence[Change], as_of: bool, *, is_sequenced: bool = True
+    ) -> tuple[bool, str | None]:
+        """Whether there is a row, and its name."""
+        seen = [change for change in changes if change.position <= self.position]
+        if self.id is None:
+            return False, None
+        if not as_of:
+            newest = folded(seen, is_sequenced=is_sequenced).newest.get(self.id)
+            row = None if newest is None or newest[0].deletes else newest[0]
+        elif self.time is None or self.time < self.received - HISTORY:
+            row = None
+        else:
+            row = version(seen, self.id, self.time, is_sequenced=is_sequenced)
+        return (False, None) if row is None else (True, row.name)
+
+
+def random_requests(
+    rng: random.Random, changes: Sequence[Change], lowest: int, count: int
+) -> list[Request]:
+    """Of events that come at these changes or soon after, from a position on."""
+    highest = max([lowest, *(change.position for change in changes)])
+    found = []
+    for _ in range(count):
+        position = rng.randint(lowest, highest + 2)
+        times = [change.received for change in changes if change.position <= position]
+        received = max(times, default=0) + rng.randrange(4)
+        time = rng.choice([None, received + 3, *range(received - HISTORY - 2, received + 1)])
+        id_ = rng.choice(["a", "b", "c", "never there", None])
+        found.append(Request(id_, position, time, received))
+    return found
+
+
+def requests_table(requests: Sequence[Request], key: str) -> pa.Table:
+    """As Store.look_up takes them, with a column of surplus."""
+    times = [None if r.time is None else moment(r.time) for r in requests]
+    time = pa.timestamp("us", "UTC")
+    return pa.table(
+        {
+            "_time": pa.array(times, time),
+            "_received": pa.array([moment(r.received) for r in requests], time),
+            "surplus": pa.nulls(len(requests)),
+            key: pa.array([r.id for r in requests], pa.string()),
+            "_position": pa.array([r.position for r in requests], pa.int64()),
+        }
+    )
 
 
 def _valid_from(change: Change) -> int:

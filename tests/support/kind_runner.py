@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from headrace.kinds.calculator import arrow_table
 from headrace.kinds.contract import FINAL, PROGRESS, TICK, Changes, Delta, Kind, KindInput
-from headrace.kinds.inputs import BOUNDS, EVERYWHERE, VIEWS, partials_schema, values_schemas
+from headrace.kinds.inputs import BOUNDS, EVERYWHERE, SINCES, VIEWS, partials_schema, values_schemas
 from headrace.model.plan import BoundView
 from headrace.model.tables import HIGH, LOW, ROW, VIEW, Fetch, TableDefinition, TableDelta
 from headrace.store.backend import SCHEMA
@@ -167,6 +167,7 @@ class KindRunner:
         bounds: Mapping[tuple[int, int], int] | None = None,
         everywhere: Mapping[int, int] | None = None,
         views: Sequence[int] | None = None,
+        since: Mapping[int, int] | None = None,
     ) -> Changes | None:
         """`watermarks` are those after the tick, where they move. `views` are all that take part;
         left out, those with a partial row or a watermark. An error leaves everything as it was."""
@@ -182,13 +183,14 @@ class KindRunner:
             values=tuple(values) or tuple(schema.empty_table() for schema in self._values),
             bounds=_table(BOUNDS, [(v, p, b) for (v, p), b in (bounds or {}).items()]),
             everywhere=_table(EVERYWHERE, list((everywhere or {}).items())),
+            since=_table(SINCES, list((since or {}).items())),
         )
-        delta = self._merged(given)
+        delta: Delta = self.run(self.kind.merge(given))
         self.watermarks.update(watermarks)
         return self._take(delta)
 
-    def _merged(self, given: KindInput) -> Delta:
-        steps = self.kind.merge(given)
+    def run(self, steps: Generator[Sequence[Fetch], Sequence[pa.Table], Any]) -> Any:
+        """What the steps come to."""
         self.rounds = 0
         try:
             fetches = next(steps)
@@ -197,8 +199,7 @@ class KindRunner:
                 assert self.rounds <= ROUNDS_MAX
                 fetches = steps.send([self.tables.fetch(fetch) for fetch in fetches])
         except StopIteration as stop:
-            delta: Delta = stop.value
-            return delta
+            return stop.value
 
     def _take(self, delta: Delta) -> Changes | None:
         for change in delta.deltas:

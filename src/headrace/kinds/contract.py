@@ -27,6 +27,7 @@ __all__ = [
     "FINAL",
     "PARTITION",
     "PROGRESS",
+    "SINCE",
     "TICK",
     "Changes",
     "Delta",
@@ -39,6 +40,7 @@ BEFORE = "_before"  # BIGINT, the view's watermark in microseconds before the ti
 AFTER = "_after"  # BIGINT, likewise after it
 PARTITION = "_partition"  # INT
 BOUND = "_bound"  # BIGINT, no event to come is applied to a window that has ended by then
+SINCE = "_since"  # BIGINT, the lowest position that look-ups of a table may still ask for
 FINAL = "final"
 TICK = "_tick"  # BIGINT, where a kind's rows are its change feed: the tick that added the row
 # The store's table with a row for each view: VIEW, and `watermark` BIGINT. What a kind shows of
@@ -57,7 +59,8 @@ class KindInput:
     of the plan, the keys, then PANE, LATE and REJECTED_WINDOWS if windowed, then `value` (rows may
     be equal). `bounds` has VIEW, PARTITION and BOUND for the partitions that can say one;
     `everywhere` has VIEW and BOUND for the views all of whose partitions can, with the lowest. A
-    kind may let expired rows go in this tick or a later one; `tick` helps views to take turns."""
+    kind may let expired rows go in this tick or a later one; `tick` helps views to take turns.
+    `since` has VIEW and SINCE for the tables that are looked up as of positions."""
 
     tick: int
     views: pa.Table
@@ -65,6 +68,7 @@ class KindInput:
     values: tuple[pa.Table, ...]
     bounds: pa.Table
     everywhere: pa.Table
+    since: pa.Table
 
 
 @dataclass(frozen=True)

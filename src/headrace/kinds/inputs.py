@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from headrace.kinds.contract import AFTER, BEFORE, BOUND, PARTITION
+from headrace.kinds.contract import AFTER, BEFORE, BOUND, PARTITION, SINCE
 from headrace.model.plan import (
     ASIDE,
     CLOSES,
@@ -29,6 +29,7 @@ from headrace.model.tables import VIEW
 __all__ = [
     "BOUNDS",
     "EVERYWHERE",
+    "SINCES",
     "VALUE",
     "VIEWS",
     "partials_schema",
@@ -39,6 +40,7 @@ VALUE = "value"
 VIEWS = pa.schema([(VIEW, pa.int32()), (BEFORE, pa.int64()), (AFTER, pa.int64())])
 BOUNDS = pa.schema([(VIEW, pa.int32()), (PARTITION, pa.int32()), (BOUND, pa.int64())])
 EVERYWHERE = pa.schema([(VIEW, pa.int32()), (BOUND, pa.int64())])
+SINCES = pa.schema([(VIEW, pa.int32()), (SINCE, pa.int64())])
 
 _LATENESS = ((PANE, pa.int64()), (LATE, pa.int32()), (REJECTED_WINDOWS, pa.int32()))
 

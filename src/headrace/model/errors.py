@@ -18,6 +18,7 @@ HeadraceError
 │   ├── FencedError            a newer engine has taken over; this one must stop
 │   ├── MergeError             merging one view's partials failed on data
 │   ├── ConservationError      the events of a tick do not add up; nothing of it was stored
+│   ├── LookUpError            a table no longer knows the rows of a position
 │   ├── ChangesExpiredError    the change feed no longer reaches back that far
 │   └── QueryError             a user's query is wrong, too long, too large or interrupted
 ├── EngineError            Spark or a tick failed
@@ -60,6 +61,7 @@ __all__ = [
     "LogFullError",
     "LogLockedError",
     "LogOffsetError",
+    "LookUpError",
     "MemoryShortError",
     "MergeError",
     "ProducerGapsError",
@@ -214,6 +216,10 @@ class ConservationError(StoreError):
             message, hint="nothing of the tick was stored; see docs/explanation/time.md"
         )
         self.stream = stream
+
+
+class LookUpError(StoreError):
+    code = "look-up"
 
 
 class ChangesExpiredError(StoreError):

@@ -453,6 +453,28 @@ class Store(Protocol):
         Raises StoreError where the table has not read so far, and where it is not open: then
         nothing may go."""
 
+    def look_up(
+        self, table: str, requests: pa.Table, columns: Sequence[str], as_of: bool
+    ) -> pa.Table:
+        """What each of some events finds in a table, in their order: FOUND (see kinds/lookups.py),
+        and these columns of the table's row, NULL where there is none. `requests` has the columns
+        of the table's key by their names in the table, a NULL among which finds nothing, and
+        REQUEST_POSITION: changes of this position and of earlier ones are seen. With `as_of`, for
+        a table with a history, also REQUEST_TIME and REQUEST_RECEIVED: of the versions seen the
+        last that was valid by that time; none where the time lies further back than the history.
+        As of the last commit; on the thread that commits.
+
+        Raises StoreError where the table is not open, has no such column or no history;
+        LookUpError for a position below `complete_since`."""
+
+    def complete_since(self, table: str, as_of: bool = False) -> int:
+        """The lowest position of which look-ups give what the table was then."""
+
+    def keep_versions(self, table: str, since: int) -> None:
+        """Look-ups may ask for positions from this one on: what only earlier ones see may go with
+        later ticks. This process remembers it, for the table and for its copy. Of a table about
+        which nothing was said, nothing more is kept than it shows."""
+
     def describe(self, name: str) -> Sequence[tuple[str, str]]:
         """(column, Spark type) of a view's public columns, in order. Raises QueryError."""
 

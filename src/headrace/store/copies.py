@@ -15,12 +15,13 @@ import pyarrow.compute as pc
 
 from headrace.kinds.calculator import arrow_table, conformed, quoted
 from headrace.kinds.contract import TICK, Changes, Kind
+from headrace.kinds.table import COMPLETE, VERSIONS_COMPLETE, totals_of
 from headrace.model.tables import ROW, VIEW, Fetch, TableDelta
 from headrace.store.backend import Backend
 from headrace.store.catalog import StoredView
 from headrace.store.contract import ViewStatus
 
-__all__ = ["Difference", "compare", "in_place_of", "move_ticks", "without_ticks"]
+__all__ = ["Difference", "compare", "in_place_of", "known_since", "move_ticks", "without_ticks"]
 
 FORMERS_MAX = 64  # a view that took the place of so many others begins its change feed anew
 _WAS, _NOW = "was", "now"
@@ -161,3 +162,23 @@ def move_ticks(backend: Backend, kind: Kind, copy: StoredView, added_in: pa.Tabl
     (rows,) = backend.fetch([Fetch(table.name, tuple(wanted.column_names), wanted)])
     put = rows.drop_columns([ROW, TICK]).join(ticks, names)
     return TableDelta(table.name, rows.select([ROW]), conformed(put, table.schema))
+
+
+def known_since(backend: Backend, view: StoredView, copy: StoredView) -> Sequence[TableDelta]:
+    """A table whose changes are posted to it was filled again from a log that may have been
+    compacted: the copy knows no more of earlier positions than the view did."""
+    is_posted = copy.entry.is_table and copy.entry.stream == view.entry.view
+    tables = backend.definitions()
+    totals = [tables[totals_of(one.shape)] for one in (view, copy) if is_posted]
+    if any(COMPLETE not in table.schema.names for table in totals) or not totals:
+        return ()
+    wanted = [pa.table({VIEW: pa.array([one.number], pa.int32())}) for one in (view, copy)]
+    had, has = backend.fetch(
+        [Fetch(t.name, (VIEW,), rows) for t, rows in zip(totals, wanted, strict=True)]
+    )
+    if not had.num_rows or not has.num_rows:
+        return ()
+    ((before,), (row,)) = had.to_pylist(), has.to_pylist()
+    row |= {name: max(row[name], before[name]) for name in (COMPLETE, VERSIONS_COMPLETE)}
+    put = pa.Table.from_pylist([row], schema=totals[1].schema)
+    return (TableDelta(totals[1].name, wanted[1], put),)

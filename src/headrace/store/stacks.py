@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from headrace.kinds.calculator import Calculator, conformed
 from headrace.kinds.choice import make_kind
 from headrace.kinds.contract import Changes, Delta, Kind, KindInput
-from headrace.kinds.inputs import BOUNDS, EVERYWHERE, VIEWS, partials_schema, values_schemas
+from headrace.kinds.inputs import BOUNDS, EVERYWHERE, SINCES, VIEWS, partials_schema, values_schemas
 from headrace.model.errors import MergeError, StoreError
 from headrace.model.plan import BoundView
 from headrace.model.tables import VIEW, Fetch, TableDelta
@@ -71,6 +71,7 @@ class Stacks:
         self._calculator = calculator
         self._stacks: dict[str, _Stack] = {}
         self._shapes: dict[str, str] = {}  # of the views that are open
+        self._since: dict[str, int] = {}  # of tables and their copies, by the table's name
 
     def kind_of(self, view: BoundView) -> Kind:
         """The kind that serves all views of this one's shape."""
@@ -98,6 +99,13 @@ class Stacks:
         """Raises StoreError for a view that is not open."""
         stack = self._stack(view)
         return stack.kind, stack.views[view].number
+
+    def keep_versions(self, table: str, since: int) -> None:
+        """Of this table and of its copy; see Store.keep_versions."""
+        self._since[table] = since
+
+    def forget(self, table: str) -> None:
+        self._since.pop(table, None)
 
     def rename(self, view: str, name: str) -> None:
         """`name` must not be open."""
@@ -137,7 +145,7 @@ class Stacks:
             self._stack(write.view)
             by_shape.setdefault(self._shapes[write.view], []).append(write)
         given = {
-            shape: _input(tick, self._stacks[shape], group, stored)
+            shape: _input(tick, self._stacks[shape], group, stored, self._since)
             for shape, group in by_shape.items()
         }
         steps: list[AnySteps] = [self._stacks[s].kind.merge(one) for s, one in given.items()]
@@ -201,13 +209,18 @@ def run_together(backend: Backend, steps: Sequence[AnySteps], failing: int = 0) 
 
 
 def _input(
-    tick: int, stack: _Stack, writes: Sequence[ViewWrite], stored: Mapping[str, StoredView]
+    tick: int,
+    stack: _Stack,
+    writes: Sequence[ViewWrite],
+    stored: Mapping[str, StoredView],
+    since: Mapping[str, int],
 ) -> KindInput:
     moves: list[tuple[int, int | None, int | None]] = []
     partials: list[tuple[int, pa.Schema, pa.Table]] = []
     values: list[list[tuple[int, pa.Schema, pa.Table]]] = [[] for _ in stack.values]
     bounds: list[tuple[int, int, int]] = []
     everywhere: list[tuple[int, int]] = []
+    sinces: list[tuple[int, int]] = []
     for write in writes:
         opened = stack.views[write.view]
         number = opened.number
@@ -225,6 +238,9 @@ def _input(
         bounds += [(number, partition, bound) for partition, bound in write.state_expiry.items()]
         if write.state_expiry and all(p in write.state_expiry for p in write.next_offsets):
             everywhere.append((number, min(write.state_expiry.values())))
+        name = copied_view(write.view) or write.view
+        if name in since:
+            sinces.append((number, since[name]))
     return KindInput(
         tick,
         _table(VIEWS, moves),
@@ -232,6 +248,7 @@ def _input(
         tuple(_stacked(s, parts) for s, parts in zip(stack.values, values, strict=True)),
         _table(BOUNDS, bounds),
         _table(EVERYWHERE, everywhere),
+        _table(SINCES, sinces),
     )
 
 
@@ -273,6 +290,7 @@ def _only(given: KindInput, view: int) -> KindInput:
         tuple(own(values) for values in given.values),
         own(given.bounds),
         own(given.everywhere),
+        own(given.since),
     )
 
 

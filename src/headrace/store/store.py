@@ -22,11 +22,13 @@ from typing import Any, TypeVar
 import duckdb
 import pyarrow as pa
 
-from headrace.kinds.calculator import Calculator, arrow_reader
+from headrace.kinds.calculator import Calculator, arrow_reader, conformed
 from headrace.kinds.contract import Kind
 from headrace.kinds.event_groups import EventGroupKind
+from headrace.kinds.lookups import FOUND, REQUEST_POSITION, REQUEST_RECEIVED, REQUEST_TIME
 from headrace.kinds.session import SessionKind
-from headrace.kinds.table import TableKind, totals_sql
+from headrace.kinds.state_table import BIGINT, TIMESTAMP
+from headrace.kinds.table import COMPLETE, VERSIONS_COMPLETE, TableKind, totals_sql
 from headrace.model.definitions import Stream
 from headrace.model.errors import FencedError, MemoryShortError, StoreError, ViewChangedError
 from headrace.model.plan import BoundView
@@ -74,7 +76,7 @@ from headrace.store.contract import (
     copied_view,
     copy_name,
 )
-from headrace.store.copies import compare, in_place_of, move_ticks
+from headrace.store.copies import compare, in_place_of, known_since, move_ticks
 from headrace.store.dedup_keys import DedupKeys
 from headrace.store.late import Late
 from headrace.store.late_counts import LateCounts
@@ -244,6 +246,7 @@ class ViewStore:
             is_shown = copied_view(name) is None
             self._commit(*deltas, drop=tables, views={name: None} if is_shown else {})
             self._stacks.close(name)
+            self._stacks.forget(name)
             self._views = others
 
     def _removal(self, stored: StoredView) -> tuple[list[TableDelta], tuple[str, ...]]:
@@ -372,6 +375,7 @@ class ViewStore:
         deltas = [
             *removal,
             *self._late.renamed(copy, view),
+            *known_since(self._backend, old, copy),
             catalog_delta(taken),
             *changes.feed(tick),
             ledger_delta(write, committed_at, ()),
@@ -432,9 +436,7 @@ class ViewStore:
 
     def needed_offsets(self, table: str, partition: int, below: int) -> Iterator[Offsets]:
         with self._lock:  # no copy takes the table's place before the snapshot is there
-            kind, number = self._stacks.opened_kind(table)
-            if not isinstance(kind, TableKind):
-                raise StoreError(f"view {table} is no table")
+            kind, number = self._table(table)
             come = self._views[table].entry.next_offsets.get(partition, 0)
             if below > come:
                 raise StoreError(
@@ -444,6 +446,46 @@ class ViewStore:
             held = ExitStack()
             connection = held.enter_context(self._backend.snapshot())
         return _offsets(held, connection, kind.needed_sql(number, partition, below))
+
+    def _table(self, name: str) -> tuple[TableKind, int]:
+        kind, number = self._stacks.opened_kind(name)
+        if not isinstance(kind, TableKind):
+            raise StoreError(f"view {name} is no table")
+        return kind, number
+
+    def look_up(
+        self, table: str, requests: pa.Table, columns: Sequence[str], as_of: bool
+    ) -> pa.Table:
+        with self._lock:
+            kind, number = self._table(table)
+            if as_of and not kind.keeps_history:
+                raise StoreError(f"table {table} has no history")
+            public = self._views[table].public_schema.names
+            shown = dict(zip(public, kind.shown, strict=True))
+            unknown = [name for name in columns if name not in shown]
+            if unknown:
+                raise StoreError(f"table {table} has no column {unknown[0]}")
+            own = {column.name: name for name, column in shown.items()}
+            keys = [(own[column.name], column.name, column.type.arrow) for column in kind.key]
+            moments = ((REQUEST_TIME, TIMESTAMP), (REQUEST_RECEIVED, TIMESTAMP)) if as_of else ()
+            more = [(name, name, t.arrow) for name, t in ((REQUEST_POSITION, BIGINT), *moments)]
+            asked = conformed(requests, pa.schema([(name, t) for name, _, t in (*keys, *more)]))
+            asked = asked.rename_columns([name for _, name, _ in (*keys, *more)])
+            wanted = [shown[name].name for name in columns]
+            steps = kind.look_up(table, number, asked, wanted, as_of)
+            found: pa.Table = run_steps(self._backend, steps)
+            return found.rename_columns([FOUND, *columns])
+
+    def complete_since(self, table: str, as_of: bool = False) -> int:
+        with self._lock:
+            kind, number = self._table(table)
+            totals: Mapping[str, int] = run_steps(self._backend, kind.totals(number))
+            return totals[VERSIONS_COMPLETE if as_of else COMPLETE]
+
+    def keep_versions(self, table: str, since: int) -> None:
+        with self._lock:
+            self._table(table)
+            self._stacks.keep_versions(table, since)
 
     # Streams
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.log.contract import Group, PartitionBatch
-from headrace.model.definitions import Column
+from headrace.model.definitions import Changelog, Column, Stream
 from headrace.model.errors import LogError
 from headrace.model.types import parse_type
 
@@ -83,6 +83,20 @@ def test_other_changes_are_refused(
         embedded.writer([changed])
     assert "new name" in caught.value.hint
     embedded.writer([stream])  # the refusal changed nothing, and the lock is free again
+
+
+def test_a_table_gets_columns_that_its_earlier_rows_need_no_value_for(embedded: Any) -> None:
+    changes = Column("id", parse_type("STRING"), False), Column("name", parse_type("STRING"))
+    key = Changelog(key=("id",), required=("id",))
+    table = Stream("customers", changes, partition_by=("id",), changelog=key)
+    embedded.writer([table]).close()
+    added = replace(table, columns=(*changes, NOTE))
+    needed = replace(added, changelog=replace(key, required=("id", "note")))
+    with pytest.raises(LogError, match="added column note is NOT NULL") as caught:
+        embedded.writer([needed])
+    assert "table customers changed while the log holds its changes" in caught.value.message
+    assert "the changed table a new name" in caught.value.hint
+    embedded.writer([added]).close()
 
 
 def test_a_stream_left_out_keeps_its_events(embedded: Any, shop: Any) -> None:

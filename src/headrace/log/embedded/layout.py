@@ -149,10 +149,12 @@ def stream_folder(stream: str) -> str:
 
 
 def _check_change(old: StreamLayout, stream: Stream, schema: pa.Schema) -> None:
+    kind, rows = ("table", "changes") if stream.changelog else ("stream", "events")
+
     def refuse(what: str) -> LogError:
         return LogError(
-            f"stream {stream.name} changed while the log holds its events: {what}",
-            hint="undo the change, or give the changed stream a new name; "
+            f"{kind} {stream.name} changed while the log holds its {rows}: {what}",
+            hint=f"undo the change, or give the changed {kind} a new name; "
             "only nullable columns added after the last one are taken over",
             location=stream.location,
         )
@@ -173,8 +175,9 @@ def _check_change(old: StreamLayout, stream: Stream, schema: pa.Schema) -> None:
             raise refuse(f"column {position + 1} was {was.name} and is now {field.name}")
         if field.type != was.type or field.nullable != was.nullable:
             raise refuse(f"column {was.name} was {_spell(was)} and is now {_spell(field)}")
+    required = stream.changelog.required if stream.changelog else ()
     for field in now[len(before) :]:
-        if not field.nullable:
+        if not field.nullable or field.name in required:
             raise refuse(f"the added column {field.name} is NOT NULL")
 
 

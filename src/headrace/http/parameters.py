@@ -20,12 +20,20 @@ def stream_parameter(query_string: str) -> str:
 @lru_cache(maxsize=1_024)
 def operation_parameter(query_string: str) -> str:
     """What the records of a table are that do not say it themselves: `upsert` or `delete`."""
-    operation = read_parameters(query_string).get("op", ["upsert"])[0]
-    if operation not in ("upsert", "delete"):
+    parameters = read_parameters(query_string)
+    operations = parameters.pop("op", ["upsert"])
+    if parameters:  # perhaps another spelling of op, and so a delete that would be an upsert
+        raise RequestError(
+            422,
+            "bad-parameter",
+            f"changes of a table have no parameter {next(iter(parameters))!r}",
+            hint="op=delete makes every record a delete that does not say its _op",
+        )
+    if operations not in (["upsert"], ["delete"]):
         raise RequestError(
             422, "bad-parameter", "op must be upsert or delete", hint="leave it out for upserts"
         )
-    return operation
+    return operations[0]
 
 
 def read_parameters(query_string: str) -> dict[str, list[str]]:

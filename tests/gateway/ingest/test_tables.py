@@ -118,8 +118,17 @@ def test_what_a_record_says_itself_counts_more_than_the_parameter(shared_gateway
         "own 2": ("delete", None),
         "own 3": ("delete", None),
     }
-    refused = shared_gateway.change(body, "?op=remove")
+
+
+@pytest.mark.parametrize(
+    "parameters", ["op=remove", "op=", "op=delete&op=upsert", "_op=delete", "op=delete&Op=upsert"]
+)
+def test_a_parameter_that_could_mean_another_change_is_refused(
+    shared_gateway: Any, parameters: str
+) -> None:
+    refused = shared_gateway.change({"id": "meant", "tier": "x"}, f"?{parameters}")
     assert (refused.status_code, refused.json()["code"]) == (422, "bad-parameter")
+    assert not stored(shared_gateway, "meant")
 
 
 def test_dead_letters_are_listed_repaired_and_discarded(make_gateway: Callable[..., Any]) -> None:

@@ -135,7 +135,7 @@ def test_since_may_be_put_back_and_not_be_said(seed: int, how: dict[str, bool]) 
 
 @pytest.mark.parametrize("how", KINDS)
 def test_what_is_needed_of_the_log_gives_the_same_answers(seed: int, how: dict[str, bool]) -> None:
-    rng = random.Random(seed)
+    rng, has_history = random.Random(seed), how.get("has_history", False)
     looked, since, latest_time = Looked(**how), 0, 0
     changes = []
     for change in random_changes(rng, 120):  # whose clock is never put back
@@ -156,7 +156,22 @@ def test_what_is_needed_of_the_log_gives_the_same_answers(seed: int, how: dict[s
             again.tick(changes[:3], since)
             again.check(rng, lowest)
         since = random_since(rng, looked.seen, since)
-    assert len(looked.needed()) < 100
+    assert has_history or len(looked.needed()) < 100
+
+
+@pytest.mark.parametrize(("behind", "staying"), [(30, 30), (12, 20), (0, 5), (None, 4)])
+def test_versions_stay_for_events_that_are_yet_to_come(behind: int | None, staying: int) -> None:
+    looked = Looked(has_history=True)
+    for n in range(30):
+        since = None if behind is None else max(n - behind, 0)
+        looked.tick([Change(0, n, "a", str(n), False, n, n, 10 * n)], since)
+        assert looked.complete(as_of=True) <= (n if since is None else since)
+        lowest = max(looked.complete(as_of=True), n - 3)
+        times = [(p, 10 * p - back) for p in range(lowest, n + 1) for back in (0, 25)]
+        requests = [Request("a", p, time, 10 * p) for p, time in times]
+        found = looked.look_up(requests, True)
+        assert found == [(t >= 0, str(t // 10) if t >= 0 else None) for _, t in times]
+    assert len(looked.runner.tables.rows[looked.kind.tables[3].name]) == staying
 
 
 def test_a_table_that_nobody_looks_up_keeps_nothing() -> None:

@@ -186,6 +186,11 @@ class TableKind:
         self._replaced = calculator.prepare(slots, self._replaced_sql)
         slots = {"versions": versions, "limits": _LIMITS}
         self._outdated = calculator.prepare(slots, self._outdated_sql)
+        if is_sequenced:
+            others = pa.schema([changes.field(name) for name in (*self._by, *self._ranks)])
+            deletes = pa.schema([*others, (IS_DELETE, pa.bool_()), (ROW, pa.int64())])
+            slots = {"deletes": deletes, "others": others}
+            self._held = calculator.prepare(slots, self._held_sql)
 
     def seed(self, view: int) -> Delta:
         return Delta((), None)
@@ -233,11 +238,11 @@ class TableKind:
         passed = turns | moved.is_kept
         if passed.any():
             rows = _up_to(moved.views[passed], moved.limits[passed])
-            fetches["expired"] = Fetch(self._past.name, (VIEW,), rows, UNTIL, ())
+            fetches["expired"] = Fetch(self._past.name, (VIEW,), rows, UNTIL, (VIEW,))
         history = self._table.history_microseconds
         if self._table.keeps_history and history is not None and turns.any():
             rows = keys.append_column(LOW, pa.nulls(keys.num_rows, pa.int64()))
-            rows = rows.append_column(HIGH, pa.array(moved.of(moved.times - history, keys)))
+            rows = rows.append_column(HIGH, pa.array(moved.of(self._bounds(moved), keys)))
             rows = rows.filter(pa.array(moved.of(turns, keys)))
             fetches["versions"] = Fetch(self._versions.name, self._by, rows, VALID_FROM)
         answers = yield list(fetches.values())
@@ -245,10 +250,11 @@ class TableKind:
         known = {row[VIEW]: row for row in found["totals"].to_pylist()}
         changes = self._ordered(given.partials, known)
         folded = self._fold.run(changes=changes, old=found["old"])
-        totals = self._counted(changes, found["old"], folded, known, moved)
+        totals = self._counted(changes, found, folded, known, moved)
         more = list(self._past_deltas(changes, folded, found, moved))
         if self._table.keeps_history:
-            more.append(self._versions_delta(changes, found.get("versions"), totals, moved))
+            gone = yield from self._lapsed(changes, found, totals, moved)
+            more.append(self._versions_delta(changes, gone))
         put = pa.Table.from_pylist(list(totals.values()), schema=self._totals.schema)
         more.append(TableDelta(self._totals.name, put.select([VIEW]), put))
         order = folded.column(_ORDER)
@@ -285,7 +291,8 @@ class TableKind:
     ) -> Iterator[TableDelta]:
         gone, put, old = None, None, found["old"]
         if "expired" in found and found["expired"].num_rows:
-            gone = found["expired"].slice(0, max(2 * changes.num_rows, _EXPIRED_ROWS_MIN))
+            gone = found["expired"].select([ROW])
+            gone = gone.slice(0, max(2 * changes.num_rows, _EXPIRED_ROWS_MIN))
         is_replacing = old.num_rows > 0 or folded.num_rows < changes.num_rows
         if is_replacing and (moved.is_kept & (moved.limits < moved.positions)).any():
             put = self._replaced.run(changes=changes, old=old, limits=_limits(moved, moved.times))
@@ -313,7 +320,7 @@ class TableKind:
     def _counted(
         self,
         changes: pa.Table,
-        old: pa.Table,
+        found: Mapping[str, pa.Table],
         folded: pa.Table,
         known: Mapping[int, Mapping[str, int]],
         moved: _Moved,
@@ -323,7 +330,8 @@ class TableKind:
         counts = folded.group_by(VIEW).aggregate(
             [(SUPERSEDED, "sum"), (RESURRECTED, "sum"), (_ORDER, "count")]
         )
-        replaced = set(np.unique(old.column(VIEW).to_numpy()).tolist())
+        going = [found[name] for name in ("old", "aged", "expired") if name in found]
+        replaced = {v for r in going for v in np.unique(r.column(VIEW).to_numpy()).tolist()}
         rows = {}
         for row in newest.join(counts, VIEW).to_pylist():
             view, time = row[VIEW], row[f"{_TIME}_max"]
@@ -343,14 +351,34 @@ class TableKind:
             rows[view] |= zip(_MARKS, marks, strict=True)
         return rows
 
-    def _versions_delta(
+    def _lapsed(
         self,
         changes: pa.Table,
-        stored: pa.Table | None,
+        found: Mapping[str, pa.Table],
         totals: Mapping[int, dict[str, int | None]],
         moved: _Moved,
-    ) -> TableDelta:
-        """Says in `totals` from which position on the versions that stay give all answers."""
+    ) -> Generator[Sequence[Fetch], Sequence[pa.Table], pa.Table | None]:
+        """The ROW of versions that go. Says in `totals` from which position on those that stay
+        give all answers. A delete stays while a change does that it superseded: without it, the log
+        would fill the table again with that one."""
+        if "versions" not in found or not found["versions"].num_rows:
+            return None
+        gone = self._outdated.run(versions=found["versions"], limits=self._allowed(totals, moved))
+        deletes = gone.filter(gone.column(IS_DELETE))
+        if self._table.sequence is not None and deletes.num_rows:
+            columns = (*self._by, *self._ranks)
+            keys = deletes.select(self._by)
+            (all_,) = yield [Fetch(self._versions.name, self._by, keys, columns=columns)]
+            staying = all_.filter(pc.invert(pc.is_in(all_.column(ROW), gone.column(ROW))))
+            others = [part.select(columns) for part in (staying, found["old"], changes)]
+            held = self._held.run(deletes=deletes, others=pa.concat_tables(others))
+            gone = gone.filter(pc.invert(pc.is_in(gone.column(ROW), held.column(ROW))))
+        for view in gone.column(VIEW).unique().to_pylist():
+            limit = int(moved.limits[np.searchsorted(moved.views, view)])
+            totals[view][VERSIONS_COMPLETE] = max(totals[view][VERSIONS_COMPLETE] or 0, limit)
+        return gone.select([ROW])
+
+    def _versions_delta(self, changes: pa.Table, gone: pa.Table | None) -> TableDelta:
         received = changes.column(self._table.received)
         valid = changes.column(self._table.valid_from or self._table.received)
         for name, column in (
@@ -359,19 +387,20 @@ class TableKind:
             (RECEIVED, received),
         ):
             changes = changes.append_column(name, column)
-        gone = None
-        if stored is not None and stored.num_rows:
-            gone = self._outdated.run(versions=stored, limits=self._bounds(totals, moved))
-            for view in gone.column(VIEW).unique().to_pylist():
-                limit = int(moved.limits[np.searchsorted(moved.views, view)])
-                totals[view][VERSIONS_COMPLETE] = max(totals[view][VERSIONS_COMPLETE] or 0, limit)
-            gone = gone.select([ROW])
         put = conformed(changes, self._versions.schema)
         return TableDelta(self._versions.name, gone, put, are_keys_new=True)
 
-    def _bounds(self, totals: Mapping[int, Mapping[str, int | None]], moved: _Moved) -> pa.Table:
-        """The times before which no event that may still come asks for a version: where SINCE was
-        put back behind the position that was REACHED, none is known."""
+    def _bounds(self, moved: _Moved) -> np.ndarray:
+        """The times before which versions may go. What a tombstone may still supersede is none."""
+        history, lasting = self._table.history_microseconds, 0
+        assert history is not None
+        if self._table.sequence is not None and self._table.deletes is not None:
+            lasting = 2 * self._table.tombstones_microseconds
+        return moved.times - max(history, lasting)
+
+    def _allowed(self, totals: Mapping[int, Mapping[str, int | None]], moved: _Moved) -> pa.Table:
+        """These, but no later than the times that no event that may still come asks for: where
+        SINCE was put back behind the position that was REACHED, none is known."""
         history = self._table.history_microseconds
         assert history is not None
         lowest = np.iinfo(np.int64).min
@@ -381,7 +410,8 @@ class TableKind:
             position, time = (totals[view][name] for name in (REACHED, REACHED_TIME))
             is_known = position is not None and time is not None and position <= limit
             kept.append(time - span if is_known and time is not None else lowest)
-        return _limits(moved, np.where(moved.is_kept, kept, moved.times - history))
+        bounds = self._bounds(moved)
+        return _limits(moved, np.where(moved.is_kept, np.minimum(kept, bounds), bounds))
 
     def _is_delete(self, changes: pa.Table) -> pa.ChunkedArray | pa.Array:
         if self._table.deletes is None:
@@ -633,12 +663,25 @@ class TableKind:
         """Of versions that are valid from before a bound: those that another of their key, which
         came before the bound too, follows."""
         by = [f"v.{quoted(name)} DESC NULLS LAST" for name in (VALID_FROM, *self._ranks)]
+        chosen = text_of((*self._by, *self._ranks, IS_DELETE, ROW), "v.")
         return (
-            f"SELECT {VIEW}, {ROW} FROM (SELECT v.{VIEW}, v.{ROW}, row_number() OVER "
+            f"SELECT * EXCLUDE (place) FROM (SELECT {chosen}, row_number() OVER "
             f"(PARTITION BY {text_of(self._by, 'v.')} ORDER BY {', '.join(by)}) AS place "
             f"FROM {slot['versions']} v JOIN {slot['limits']} l ON l.{VIEW} = v.{VIEW} "
             f"WHERE epoch_us(v.{RECEIVED}) <= l.{HIGH} AND epoch_us(v.{VALID_FROM}) <= l.{HIGH} "
             f"AND v.{quoted(self._table.position)} <= l.{SINCE}) WHERE place > 1"
+        )
+
+    def _held_sql(self, slot: Mapping[str, str]) -> str:
+        """Of deletes those that superseded another change."""
+        assert self._table.sequence is not None
+        sequence, *places = map(quoted, self._ranks)
+        later = (", ".join(f"{side}.{name}" for name in places) for side in "od")
+        return (
+            f"SELECT DISTINCT d.{ROW} FROM {slot['deletes']} d JOIN {slot['others']} o "
+            f"ON {matched('d', 'o', self.key, self._numbered)} "
+            f"AND NOT coalesce(o.{sequence} > d.{sequence}, o.{sequence} NOTNULL) "
+            f"WHERE row({next(later)}) > row({next(later)})"
         )
 
 

@@ -520,7 +520,11 @@ def test_what_is_stored_together_has_one_position_and_what_comes_later_a_higher_
     def append(*batches: PartitionBatch, **more: Any) -> int:
         position = int(writer.append(Group(batches, **more)).position)
         assert position == reader.position()
-        assert position > max(ends, default=NO_POSITION)
+        last = max(ends, default=NO_POSITION)
+        assert position > last
+        if ends:  # of what the reader has seen before, some now stands before what is new
+            both = reader.cut_at("transactions", last), reader.cut_at("refunds", last)
+            assert both == ends[last]
         for item in batches:
             of_partition = stored.setdefault((item.stream, item.partition), [])
             of_partition += [position] * item.batch.num_rows

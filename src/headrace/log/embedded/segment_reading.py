@@ -152,7 +152,9 @@ class PartitionReader:
         )
         if not found:
             return start
-        reached = self._segment_of(held[found - 1], end).index.end_at(position)
+        # Its last frames may have come since it was looked at, so it is asked for the last of them.
+        last = held[found] if found < len(held) else end
+        reached = self._segment_of(last - 1, end).index.end_at(position)
         return start if reached is None else min(max(reached, start), end)
 
     def _segment_of(self, offset: int, published: int) -> _OpenSegment:

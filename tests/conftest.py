@@ -237,5 +237,5 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def joins_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the engine looked up tables already."""
-    monkeypatch.setattr("headrace.compile.project.refuse_joins", lambda draft: None)
+    """As if the engine did all that a join can say."""
+    monkeypatch.setattr("headrace.compile.project.refuse_clauses", lambda draft: None)

@@ -47,6 +47,10 @@ SEQUENCE BY version INTO 2 PARTITIONS;
 CREATE MATERIALIZED VIEW totals AS
 SELECT count(*) AS events, count(DISTINCT id) AS ids, sum(amount) AS income FROM payments;
 
+CREATE MATERIALIZED VIEW by_name AS
+SELECT u.name, count(*) AS events, sum(amount) AS income
+FROM payments p LEFT JOIN users u ON u.id = p.user_id GROUP BY u.name;
+
 CREATE MATERIALIZED VIEW by_user AS
 SELECT window.start AS window_start, user_id, count(*) AS events, sum(amount) AS income
 FROM payments GROUP BY window(paid_at, '3 seconds'), user_id;
@@ -211,6 +215,7 @@ def test_killed_in_parts_and_as_a_whole_it_is_exact(tmp_path: Path) -> None:
         until(lambda: _events_in_views(reader) >= sender.sent, "the last events")
         _check(reader, sender.sent)
         _check_table(project, reader, sender.sent)
+        _check_join(project, sender.sent)
 
 
 def _check(reader: headrace.Client, sent: int) -> None:
@@ -259,3 +264,17 @@ def _check_table(project: _Project, reader: headrace.Client, sent: int) -> None:
     )
     table = project.status()["views"]["users"]["table"]
     assert table == {"superseded": superseded, "resurrected": 0}
+
+
+def _check_join(project: _Project, sent: int) -> None:
+    """Which name a payment found follows from the log, and so does the proof."""
+
+    def taken() -> int:
+        return int(project.status()["views"]["by_name"]["counts"]["applied"])
+
+    until(lambda: taken() == sent, "the last joined events")
+    command = [sys.executable, "-m", "headrace", "reconcile", "by_name"]
+    proof = subprocess.run(
+        [*command, "--project", str(project.folder)], capture_output=True, text=True, check=False
+    )
+    assert proof.returncode == 0, proof.stdout + proof.stderr

@@ -36,6 +36,7 @@ def _halted() -> Any:
         watermark_microseconds=None,
         totals=Counts(),
         held_back=Watermark(None),
+        lookups=frozenset(),
     )
 
 

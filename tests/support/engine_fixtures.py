@@ -84,8 +84,9 @@ class Rig:
     def append(self, stream: str, events: Sequence[Mapping[str, Any]], partition: int = 0) -> None:
         self.append_parts(stream, {partition: events})
 
-    def append_parts(self, stream: str, parts: Mapping[int, Sequence[Mapping[str, Any]]]) -> None:
-        """In one group: partitions that begin together are not behind each other."""
+    def append_parts(self, stream: str, parts: Mapping[int, Sequence[Mapping[str, Any]]]) -> int:
+        """In one group: partitions that begin together are not behind each other. Gives its
+        position."""
         definition = self.project.stream(stream)
         assert definition is not None
         schema = stored_schema(definition)
@@ -94,7 +95,7 @@ class Rig:
             rows = [{"_received_at": 0, **event} for event in events]
             batch = pa.RecordBatch.from_pylist(rows, schema=schema)
             batches.append(PartitionBatch(stream, partition, batch))
-        self.writer.append(Group(tuple(batches)))
+        return self.writer.append(Group(tuple(batches))).position
 
     def start(self) -> Engine:
         self.store = open_store(self.settings.store_file, self.settings.store)

@@ -172,8 +172,7 @@ def _view(
     run_passes(draft)
     if draft.is_broken or len(faults.errors) > before:
         return None
-    if draft.joins:
-        refuse_joins(draft)
+    refuse_clauses(draft)
     return View(
         name=draft.name,
         source=draft.source.name,
@@ -189,10 +188,13 @@ def _view(
     )
 
 
-def refuse_joins(draft: ViewDraft) -> None:
-    """Until the engine looks up tables, a project with joins is checked and refused."""
-    draft.fault(
-        draft.joins[0].node.this,
-        "joins with tables are not run by this version yet",
-        "send the joined columns with the event",
-    )
+def refuse_clauses(draft: ViewDraft) -> None:
+    """What the engine does not do yet is checked, and refused then."""
+    for join in draft.joins:
+        if join.clauses.wait is not None:
+            draft.fault(
+                join.node.this,
+                "WAIT UP TO is not run by this version yet",
+                f"JOIN {join.known.view.name} without it: an event that finds no row is filtered, "
+                "or with ELSE DEAD LETTER a dead letter",
+            )

@@ -1,6 +1,7 @@
 """From ranges of events to partials: one job for all that is small, else one plan for each stream.
 
 - Duplicates are found first, and left out of every run (dedup.py).
+- What the views look up in tables is looked up then, for the whole range at once (lookups.py).
 - Streams with few events are computed together, event by event (shared_plan.py); a stream with
   many is grouped by a plan of its own.
 - Events that others must judge (LATE is NULL) are judged. Where each row is one event the result is
@@ -27,6 +28,7 @@ from headrace.engine.dedup import Verdict, find_duplicates
 from headrace.engine.late_events import OWN_COLUMNS, LateFinder
 from headrace.engine.late_windows import JoinedWindows, count_rows
 from headrace.engine.lateness import LatenessResolver
+from headrace.engine.lookups import LookUps
 from headrace.engine.shared_plan import Planning
 from headrace.engine.views import (
     Halt,
@@ -38,6 +40,7 @@ from headrace.engine.views import (
 )
 from headrace.log.contract import LogReader, Range
 from headrace.model.definitions import LatePolicy, Stream
+from headrace.model.errors import LookUpError
 from headrace.model.plan import LATE, REJECTED_WINDOWS
 from headrace.model.settings import Settings
 from headrace.spark.data_failures import data_failure
@@ -54,7 +57,7 @@ from headrace.spark.leaf import OFFSET, PARTITION, WATERMARK
 from headrace.spark.prepared_plan import PartialTables, PreparedPlan
 from headrace.spark.prepared_projection import Part
 from headrace.spark.windows import Decision, Lateness
-from headrace.store.contract import Store
+from headrace.store.contract import Store, ViewStatus
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,7 +86,8 @@ class Computed:
     """What a run gave for some views of a group. `dead` names the reason by view, when the range
     is the one event that fails; `verdict` says which events are duplicates; `late` are the late
     events of views that set some aside, `joined` the windows of those that others had to judge;
-    `halt` is where the stream must stop after these ranges."""
+    `rowless` are the places of events that are dead letters of a view because a table has no row
+    for them, and that table's name; `halt` is where the stream must stop after these ranges."""
 
     group: ViewGroup
     ranges: tuple[Range, ...]
@@ -94,6 +98,7 @@ class Computed:
     dead: Mapping[str, str] = field(default_factory=dict)
     late: Mapping[str, pa.Table] = field(default_factory=dict)
     joined: Mapping[str, JoinedWindows] = field(default_factory=dict)
+    rowless: Mapping[str, pa.Table] = field(default_factory=dict)
     halt: Halt | None = None
 
     @property
@@ -131,6 +136,8 @@ class Computer:
         event_query = EventQuery(spark, reader.address)
         self._finder = LateFinder(event_query, reader)
         self._lateness = LatenessResolver(event_query, store)
+        self._look_ups = LookUps(reader, store, event_query, settings.run_directory)
+        self._views: Sequence[LiveView] = ()
         self._planning = planning.pool
         self._shared = planning.shared
         self._filed: dict[str, tuple[EventAnnotations, str]] = {}  # by stream
@@ -150,6 +157,7 @@ class Computer:
     def follow(self, views: Sequence[LiveView]) -> None:
         """At the start of every tick: views that have begun since get a new plan, beside the one
         that serves."""
+        self._views = views
         self._shared.follow(views)
 
     def compute(self, work: Sequence[Work]) -> list[Computed]:
@@ -162,7 +170,7 @@ class Computer:
             try:
                 known.update(self._run_small(together))
             except Exception as error:
-                if data_failure(error) is None:
+                if _own_failure(error) is None:
                     raise
         return [
             done
@@ -177,9 +185,12 @@ class Computer:
         try:
             return [self._attempt(group, ranges, known)]
         except Exception as error:
-            reason = data_failure(error)
+            reason = _own_failure(error)
             if reason is None:
                 raise
+            if isinstance(error, LookUpError) and len(group.views) == 1:
+                self._fail(group.views[0], error)
+                return []
         if len(group.views) > 1:
             alone = [replace(group, views=(view,)) for view in group.views]
             found = [done for one in alone for done in self._compute(one, ranges)]
@@ -191,6 +202,12 @@ class Computer:
             halt = next(done.halt for done in found if done.halt is not None)
             return [replace(done, halt=done.halt or halt) for done in again]
         return self.isolate(group, ranges, reason)
+
+    def _fail(self, view: LiveView, error: LookUpError) -> None:
+        """It asks for rows of a table that the table no longer has, and always will."""
+        view.status = ViewStatus("failed", f"{error.message}; {error.hint}")
+        self._store.set_status(view.name, view.status)
+        log.error("view %s stops: %s", view.name, error.message)
 
     def isolate(self, group: ViewGroup, ranges: tuple[Range, ...], reason: str) -> list[Computed]:
         """The view leaves the tick and tries again with half the rows, until one event is left."""
@@ -211,7 +228,7 @@ class Computer:
         self, group: ViewGroup, ranges: tuple[Range, ...], known: EventTables | None = None
     ) -> Computed:
         verdict = self._verdict(group.stream, ranges)
-        annotations = self._known_annotations(group.stream, ranges, verdict)
+        annotations = self._annotations(group, ranges, verdict)
         run = known or self._run(group, ranges, annotations)
         unresolved = [view for view in group.views if _has_null(run.tables, view, LATE)]
         joined: dict[str, JoinedWindows] = {}
@@ -230,9 +247,30 @@ class Computer:
             for view in group.views
             if _records_late(group.stream) and _sets_aside(run.tables, view)
         }
+        rowless = self._rowless(group, ranges, annotations)
         return Computed(
-            group, ranges, group.views, run.tables, annotations, verdict, late=late, joined=joined
+            group,
+            ranges,
+            group.views,
+            run.tables,
+            annotations,
+            verdict,
+            late=late,
+            joined=joined,
+            rowless=rowless,
         )
+
+    def _rowless(
+        self, group: ViewGroup, ranges: tuple[Range, ...], annotations: EventAnnotations
+    ) -> dict[str, pa.Table]:
+        found = {}
+        for view in group.views:
+            if any(join.dead is not None for join in view.running_plan.plan.joins):
+                file = self._file(group.stream, annotations)
+                found[view.name] = self._look_ups.rowless(
+                    view.running_plan.plan, group.stream, ranges, file
+                )
+        return found
 
     def _verdict(self, stream: Stream, ranges: tuple[Range, ...]) -> Verdict:
         """Views that run alone after a failure are judged once, like the group they left."""
@@ -249,6 +287,7 @@ class Computer:
     def forget(self) -> None:
         """The tick is over: what was found rests on where the stream stood."""
         self._verdicts.clear()
+        self._look_ups.forget()
 
     def _with_lateness(
         self,
@@ -273,6 +312,13 @@ class Computer:
         if not isinstance(run, EventTables):
             run = self._run(group, ranges, annotations)
         return run, annotations, joined
+
+    def _annotations(
+        self, group: ViewGroup, ranges: tuple[Range, ...], verdict: Verdict
+    ) -> EventAnnotations:
+        """What is known of these events, with what the group's views look up for them."""
+        known = self._known_annotations(group.stream, ranges, verdict)
+        return self._look_ups.add(group.stream, ranges, group.views, known, self._views)
 
     def _known_annotations(
         self, stream: Stream, ranges: Sequence[Range], verdict: Verdict
@@ -306,7 +352,7 @@ class Computer:
             own = annotations
             if own is None:
                 verdict = self._verdict(group.stream, ranges)
-                own = self._known_annotations(group.stream, ranges, verdict)
+                own = self._annotations(group, ranges, verdict)
             names = tuple(view.name for view in group.views)
             parts.append(Part(group.stream.name, names, ranges, self._file(group.stream, own)))
         return self._shared.run(parts)
@@ -394,7 +440,7 @@ class Computer:
         for partition, offset in places:
             late.setdefault(partition, []).append((offset, Lateness.BEYOND_HORIZON))
         group = ViewGroup(view.stream, (view,), view.next_offsets, view.next_offsets, 0, False)
-        known = self._known_annotations(view.stream, ranges, Verdict())
+        known = self._annotations(group, ranges, Verdict())
         annotations = merged(known, annotations_of(lateness_column(view.name), late))
         tables = self._run(group, ranges, annotations).tables
         found: PartialTables = {}
@@ -432,6 +478,11 @@ class Computer:
             )
         self._plans[key] = plan
         return plan
+
+
+def _own_failure(error: Exception) -> str | None:
+    """The reason, where it is of some view's own making; None else."""
+    return error.message if isinstance(error, LookUpError) else data_failure(error)
 
 
 def _plan_key(stream: Stream, views: Sequence[LiveView]) -> tuple[str, ...]:

@@ -9,10 +9,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headrace.engine.reach import missing_text
 from headrace.engine.rebuilds import Asked, RebuildAsked
+from headrace.engine.versions import missing_of
 from headrace.engine.views import Halt, LiveView
 from headrace.log.contract import LogReader
+from headrace.model.definitions import Lookup
 from headrace.model.errors import LogError, QueryError, RequestError
 from headrace.serve.operate.control import (
     EngineStatus,
@@ -58,6 +59,7 @@ class EngineControl:
         self._events_total = 0
         self._ticks_total = 0
         self._reports: dict[str, ViewReport] = {}
+        self._lookups: dict[str, frozenset[Lookup]] = {}  # of views that join tables
         self._halts: set[tuple[str, int, int]] = set()  # stream, partition, offset
         self._asked: list[tuple[str, Asked]] = []
         self._rebuilds: dict[str, RebuildReport] = {}  # the newest of each view
@@ -91,7 +93,7 @@ class EngineControl:
             view.name: ViewReport(
                 stream=view.stream.name,
                 state=_state(view, front.get(view.stream.name, ())),
-                detail=view.halt.reason if view.halt is not None else view.status.detail,
+                detail=_detail(view),
                 next_offsets=dict(enumerate(view.next_offsets)),
                 watermark_microseconds=view.watermark_microseconds,
                 counts=view.totals,
@@ -108,6 +110,7 @@ class EngineControl:
         with self._lock:
             decided = {(d.stream, d.partition, d.offset) for ds, _ in self._decided for d in ds}
             self._reports = reports
+            self._lookups = {view.name: view.lookups for view in views if view.lookups}
             self._copies = found
             self._halts = halts - decided
             self._tick = tick
@@ -234,19 +237,20 @@ class EngineControl:
                     f"there is no view {view!r} to rebuild",
                     hint=f"views are {', '.join(sorted(self._reports)) or 'none'}",
                 )
+            lookups = self._lookups.get(view, frozenset())
         entry = self._store.catalog().get(view)
         missing = ""
         if entry is not None and entry.stream == report.stream and not from_oldest:
-            oldest = self._reader.oldest(entry.stream)
-            starts = [entry.start_offsets.get(partition, 0) for partition in range(len(oldest))]
-            missing = missing_text(entry.stream, starts, oldest)
+            partitions = range(len(self._reader.oldest(entry.stream)))
+            starts = [entry.start_offsets.get(partition, 0) for partition in partitions]
+            missing = missing_of(self._reader, self._store, entry.stream, lookups, starts)
         if missing:
             raise RequestError(
                 409,
                 "log-too-short",
                 f"view {view} cannot be rebuilt as it was: {missing}",
-                hint="with from_oldest (headrace rebuild --from-oldest) it begins where the log "
-                "does, and the earlier events no longer count",
+                hint="with from_oldest (headrace rebuild --from-oldest) it begins where it can, "
+                "and the earlier events no longer count",
             )
         with self._lock:
             known = self._rebuilds.get(view)
@@ -375,9 +379,17 @@ def _state(view: LiveView, front: Sequence[int]) -> str:
     partition."""
     if view.halt is not None:
         return "halted"
-    if view.is_running and view.next_offsets != tuple(front):
+    if view.is_running and (view.waits_for or view.next_offsets != tuple(front)):
         return "catching_up"
     return view.status.state
+
+
+def _detail(view: LiveView) -> str:
+    if view.halt is not None:
+        return view.halt.reason
+    if view.is_running and view.waits_for:
+        return f"waits for table {view.waits_for}"
+    return view.status.detail
 
 
 def _percentiles(durations: Sequence[float] | deque[float]) -> TickDurations:

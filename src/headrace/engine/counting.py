@@ -27,10 +27,12 @@ def view_counts(view: LiveView, done: Computed, dead: int) -> Counts:
     if partials is not None:
         applied, late, aside = count_rows(plan, partials)
     dropped = _dropped(view, done, aside)
+    every = (pc.sum(filtered.column(ROWS)).as_py() or 0) if filtered is not None else 0
+    rowless = done.rowless[view.name].num_rows if view.name in done.rowless else 0
     return Counts(
         read=done.rows - done.duplicates,
         applied=applied,
-        filtered=pc.sum(filtered.column(ROWS)).as_py() or 0 if filtered is not None else 0,
+        filtered=every - rowless,
         late=late,
         sided=aside - dropped,
         dropped=dropped,

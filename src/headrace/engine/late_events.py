@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.engine.late_windows import JoinedWindows, missed_windows
+from headrace.engine.single_events import stored_events
 from headrace.log.contract import QUALITIES, QUALITY, LogReader, Range
 from headrace.model.definitions import LatePolicy, Stream
 from headrace.model.plan import (
@@ -51,7 +52,10 @@ class LateFinder:
         own = [(name, sql) for name, sql in main.keys if name in OWN_COLUMNS]
         beyond = dict(own).get(REJECTED_WINDOWS, dict(own)[LATE])
         is_aside = f"coalesce({beyond}, 1) <> 0"
-        found = self._event_query.ask(stream, main, is_aside, own, ranges, annotations_file)
+        looked_up = [column for join in plan.joins for column in join.columns]
+        found = self._event_query.ask(
+            stream, main, is_aside, own, ranges, annotations_file, looked_up
+        )
         return with_beyond(found, stream)
 
     def late_side_output(
@@ -65,7 +69,7 @@ class LateFinder:
         if late.num_rows == 0:
             return None
         rows, starts, ends = missed_windows(plan, late, joined)
-        events = self._events(stream, late).take(pa.array(rows))
+        events = stored_events(self._reader, stream, late).take(pa.array(rows))
         places = late.take(pa.array(rows))
         moment = pa.timestamp("us", "UTC")
         own = pa.table(
@@ -83,22 +87,6 @@ class LateFinder:
                 column = pa.array(QUALITIES).take(column.combine_chunks())
             own = own.append_column(late_column(field.name), column)
         return own
-
-    def _events(self, stream: Stream, late: pa.Table) -> pa.Table:
-        """The stored events at these places, which are ordered within their partition."""
-        tables = []
-        partitions = late.column(PARTITION).to_numpy()
-        offsets = late.column(OFFSET).to_numpy()
-        for partition in np.unique(partitions):
-            mine = offsets[partitions == partition]
-            end = self._reader.ends(stream.name)[partition]
-            last = self._reader.cut(stream.name, int(partition), int(mine[-1]), end, 1)
-            found = self._reader.read_history(stream.name, int(partition), int(mine[0]), last.end)
-            pieces = list(found)
-            whole = pa.Table.from_batches([piece.batch for piece in pieces])
-            offsets_read = np.concatenate([piece.offsets for piece in pieces])
-            tables.append(whole.take(pa.array(np.searchsorted(offsets_read, mine))))
-        return pa.concat_tables(tables)
 
 
 def decided_to_drop(late: pa.Table) -> pa.Table:

@@ -176,7 +176,8 @@ class LatenessResolver:
         """Of all events that the view takes: keys, place, time, watermark and decision."""
         main = groupings_of(view.plan, stream)[0]
         own = [(key.name, key.sql) for key in view.plan.keys]
-        return self._event_query.ask(stream, main, "true", own, ranges, annotations_file)
+        looked_up = [column for join in view.plan.joins for column in join.columns]
+        return self._event_query.ask(stream, main, "true", own, ranges, annotations_file, looked_up)
 
 
 def _of_keys(events: pa.Table, view: BoundView, keys: pa.Table) -> pa.Table:

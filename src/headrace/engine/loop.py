@@ -14,7 +14,9 @@ from headrace.engine.control import EngineControl
 from headrace.engine.opening import open_view_anew, open_views
 from headrace.engine.rebuilds import Copy, RebuildAsked, Rebuilds
 from headrace.engine.shared_plan import Planning
+from headrace.engine.table_order import Cut, TableOrder
 from headrace.engine.tick import Ticker, TickResult
+from headrace.engine.versions import Versions
 from headrace.engine.views import LiveView
 from headrace.log.contract import LogReader
 from headrace.model.definitions import Project
@@ -109,6 +111,8 @@ class Engine:
         self._views: dict[str, LiveView] = {}
         self._rebuilds = Rebuilds(self._analysis, project, reader, store)
         self._compactions = Compactions(project, reader, store)
+        self._order = TableOrder(project, reader)
+        self._versions = Versions(project, reader, store)
         self._retention_floor_at = 0.0
         self._retention_floor: dict[str, tuple[int, ...]] = {}
         self._failures = 0
@@ -130,6 +134,7 @@ class Engine:
         self._reader.set_retention_floor(nothing_taken)
         self._compactions.take_back()
         self._views = open_views(self._analysis, self._project, self._reader, self._store)
+        self._versions.look()
         self._rebuilds.reopen()
         for name in self._rebuilds.copies:
             self._control.set_rebuild(name, "building")
@@ -158,6 +163,7 @@ class Engine:
             if now - self._retention_floor_at >= RETENTION_FLOOR_SECONDS:
                 self._advance_retention_floor()
                 self._compactions.look(self._all())
+                self._versions.look()
             if result is not None:
                 last_event = now
                 self._pace(result, now)
@@ -220,10 +226,26 @@ class Engine:
         views = self._all()
         for view in views:
             self._replay_late(view)
-        leading = self._attempt(lambda: self._ticker.run(views, catch_up=False))
-        behind = self._attempt(lambda: self._ticker.run(views, catch_up=True))
+        cut = self._order.cut(views)
+        if cut is None:
+            leading = self._attempt(lambda: self._ticker.run(views, catch_up=False))
+            behind = self._attempt(lambda: self._ticker.run(views, catch_up=True))
+        else:
+            leading, behind = self._step_in_order(views, cut)
         swapped = self._finish_rebuilds()
         return leading or behind or swapped
+
+    def _step_in_order(
+        self, views: Sequence[LiveView], cut: Cut
+    ) -> tuple[TickResult | None, TickResult | None]:
+        """The same with the tables that are joined in a tick of their own, before the others."""
+        run, waiting = self._ticker.run, _waiting(views)
+        tables = self._attempt(lambda: run(views, False, cut.tables_first()))
+        others = self._attempt(lambda: run(views, False, cut.then_others()))
+        behind = self._attempt(lambda: run(views, True, cut.all()))
+        if _waiting(views) != waiting:
+            self._tell()
+        return others or tables, behind
 
     def _attempt(self, run: Callable[[], TickResult | None]) -> TickResult | None:
         try:
@@ -377,7 +399,8 @@ class Engine:
         for start in range(0, len(places), LATE_APPLIED_MAX):
             some = places[start : start + LATE_APPLIED_MAX]
             apply = partial(self._ticker.apply_late, view, some)
-            if not view.is_open or self._attempt(apply) is None:
+            can = view.is_open and all(self._views[table].is_open for table in view.tables)
+            if not can or self._attempt(apply) is None:
                 return False
         return True
 
@@ -413,3 +436,8 @@ class Engine:
         if floor != self._retention_floor:
             self._reader.set_retention_floor(floor)
             self._retention_floor = floor
+
+
+def _waiting(views: Sequence[LiveView]) -> list[tuple[str, str]]:
+    """Which views wait for which table."""
+    return [(view.name, view.waits_for) for view in views if view.waits_for]

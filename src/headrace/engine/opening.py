@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from headrace.compile import looked_up_columns, plan_view
-from headrace.engine.views import LiveView
+from headrace.engine.versions import earliest_offsets, tables_text
+from headrace.engine.views import LiveView, lookups_of
 from headrace.engine.watermarks import read_watermark
 from headrace.log.contract import LogReader
 from headrace.model.definitions import Project, Stream, View
-from headrace.model.errors import EngineError, HeadraceError, ViewChangedError
+from headrace.model.errors import EngineError, HeadraceError, StoreError, ViewChangedError
 from headrace.model.plan import BoundView
 from headrace.spark.analysis import Analysis
 from headrace.spark.binding import bind
@@ -43,10 +45,11 @@ def open_views(
         if catalog[name].status != REMOVED:
             log.warning("view %s is no longer defined: it is closed, and its state is kept", name)
             store.set_status(name, REMOVED)
-    return {
+    opened = {
         view.name: _open_view(analysis, project, view, reader, store, catalog.get(view.name))
-        for view in project.views
+        for view in sorted(project.views, key=lambda view: bool(view.joins))  # tables first
     }
+    return {view.name: opened[view.name] for view in project.views}
 
 
 def open_view_anew(
@@ -78,7 +81,7 @@ def _open_view(
         store.open_view(bound)
         status = entry.status if entry.status.state == "failed" else ViewStatus("live")
         store.set_status(view.name, status)
-        _check_log(view.name, known_offsets(entry.next_offsets, stream), reader.oldest(stream.name))
+        _check_log(bound, known_offsets(entry.next_offsets, stream), reader, store)
     except ViewChangedError as error:
         status = ViewStatus("changed", f"{error.message}; {error.hint}")
         store.set_status(view.name, status)
@@ -86,8 +89,10 @@ def _open_view(
         # Not kept: the next start may find it mended.
         log.error("view %s cannot run: %s", view.name, error.message)
         status = ViewStatus("failed", error.message)
+    lookups = frozenset(join.lookup for join in view.joins)
     if entry is None:
-        return LiveView(view.name, stream, None, (0,) * stream.partitions, status)
+        start = (0,) * stream.partitions
+        return LiveView(view.name, stream, None, start, status, lookups=lookups)
     offsets = known_offsets(entry.next_offsets, stream)
     opened = LiveView(
         view.name,
@@ -97,6 +102,7 @@ def _open_view(
         status,
         entry.watermark_microseconds,
         entry.totals,
+        lookups=lookups,
     )
     if opened.is_running:
         opened.held_back = read_watermark(reader, stream, offsets)
@@ -104,24 +110,40 @@ def _open_view(
 
 
 def _begin(bound: BoundView, stream: Stream, reader: LogReader, store: Store) -> LiveView:
-    starts = reader.oldest(stream.name)
+    lookups, oldest = lookups_of(bound), reader.oldest(stream.name)
+    starts = earliest_offsets(reader, store, stream.name, lookups)
     store.create_view(bound, dict(enumerate(starts)))
     detail = ""
-    if any(starts):
+    if starts != oldest:
+        detail = (
+            f"begins at offsets {list(starts)}: the rows that earlier events find in "
+            f"{tables_text(lookups)} are not known any more"
+        )
+    elif any(starts):
         detail = (
             f"begins at offsets {list(starts)}: earlier events are neither in the log nor archived"
         )
+    if detail:
         log.warning("view %s %s", bound.name, detail)
-    return LiveView(bound.name, stream, bound, starts, ViewStatus("live", detail))
+    status = ViewStatus("live", detail)
+    return LiveView(bound.name, stream, bound, starts, status, lookups=lookups)
 
 
-def _check_log(view: str, offsets: Sequence[int], oldest: Sequence[int]) -> None:
-    """Retention never passes a view that is defined; it may have passed one that was not."""
-    if any(mine < first for mine, first in zip(offsets, oldest, strict=True)):
+def _check_log(bound: BoundView, offsets: Sequence[int], reader: LogReader, store: Store) -> None:
+    """Retention never passes a view that is defined; it may have passed one that was not. Nor does
+    a table let rows go that a view which joins it has yet to find."""
+    stream, lookups = bound.plan.stream, lookups_of(bound)
+    oldest = earliest = reader.oldest(stream)
+    with suppress(StoreError):  # of a table that is closed: the view waits for it
+        earliest = earliest_offsets(reader, store, stream, lookups)
+    if any(mine < first for mine, first in zip(offsets, earliest, strict=True)):
+        begins = f"the log begins at {list(oldest)}"
+        if earliest != oldest:
+            begins = f"what events find in {tables_text(lookups)} is known from {list(earliest)} on"
         raise EngineError(
-            f"it stands at offsets {list(offsets)}, but the log begins at {list(oldest)}: "
-            f"headrace rebuild {view} --from-oldest begins there",
-            hint=f"headrace rebuild {view} --from-oldest",
+            f"it stands at offsets {list(offsets)}, but {begins}: "
+            f"headrace rebuild {bound.name} --from-oldest begins there",
+            hint=f"headrace rebuild {bound.name} --from-oldest",
         )
 
 

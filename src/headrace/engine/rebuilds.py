@@ -14,10 +14,10 @@ from typing import Literal
 
 from headrace.compile import plan_view
 from headrace.engine.opening import known_offsets
-from headrace.engine.reach import missing_text
-from headrace.engine.views import LiveView, Offsets
+from headrace.engine.versions import earliest_offsets, missing_of
+from headrace.engine.views import LiveView, Offsets, lookups_of
 from headrace.log.contract import LogReader
-from headrace.model.definitions import Project, Stream, View
+from headrace.model.definitions import Lookup, Project, Stream, View
 from headrace.model.errors import EngineError, HeadraceError
 from headrace.model.plan import BoundView
 from headrace.spark.analysis import Analysis
@@ -80,10 +80,9 @@ class Rebuilds:
                     raise EngineError("it was held or not wholly begun, or its view is gone")
                 stream, bound = self._bound(view, copy_name(name))
                 self._store.open_view(bound)
-                missing = missing_text(
-                    stream.name,
-                    known_offsets(entry.next_offsets, stream),
-                    self._reader.oldest(stream.name),
+                offsets = known_offsets(entry.next_offsets, stream)
+                missing = missing_of(
+                    self._reader, self._store, stream.name, lookups_of(bound), offsets
                 )
                 if missing:
                     raise EngineError(missing)
@@ -97,23 +96,26 @@ class Rebuilds:
     def begin(self, view: View, asked: RebuildAsked) -> None:
         """Raises HeadraceError; then there is no copy."""
         stream, bound = self._bound(view, copy_name(view.name))
-        starts = self._starts(view.name, stream, asked)
+        starts = self._starts(view.name, stream, lookups_of(bound), asked)
         self._store.create_view(bound, dict(enumerate(starts)))
         self._store.set_status(bound.name, HELD if asked.hold else LIVE)
         entry = self._store.copies()[view.name]
         self._add(view.name, stream, bound, entry, is_held=asked.hold)
 
-    def _starts(self, view: str, stream: Stream, asked: RebuildAsked) -> Offsets:
-        """Where the copy is to begin: where its view does. Raises EngineError where the log no
-        longer reaches that."""
-        entry, oldest = self._store.catalog()[view], tuple(self._reader.oldest(stream.name))
+    def _starts(
+        self, view: str, stream: Stream, lookups: frozenset[Lookup], asked: RebuildAsked
+    ) -> Offsets:
+        """Where the copy is to begin: where its view does. Raises EngineError where the log, or a
+        table that it joins, no longer reaches that."""
+        entry = self._store.catalog()[view]
+        oldest = earliest_offsets(self._reader, self._store, stream.name, lookups)
         if entry.stream != stream.name:
             return oldest
         starts = known_offsets(entry.start_offsets, stream)
-        missing = missing_text(stream.name, starts, oldest)
+        missing = missing_of(self._reader, self._store, stream.name, lookups, starts)
         if missing and not asked.from_oldest:
             raise EngineError(
-                missing, hint=f"headrace rebuild {view} --from-oldest begins where the log does"
+                missing, hint=f"headrace rebuild {view} --from-oldest begins where it can"
             )
         return tuple(map(max, starts, oldest))
 
@@ -135,6 +137,7 @@ class Rebuilds:
             entry.watermark_microseconds,
             entry.totals,
             replays=tuple(self._store.replays(stream.name, bound.name)),
+            lookups=lookups_of(bound),
         )
         starts = known_offsets(entry.start_offsets, stream)
         target = tuple(self._reader.ends(stream.name))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from headrace.engine.computing import Computed, Computer
 from headrace.engine.shared_plan import Planning
+from headrace.engine.table_order import Bounds
 from headrace.engine.views import (
     Isolation,
     LiveView,
@@ -102,16 +103,21 @@ class Ticker:
         for group in group_views(views, ends, self._settings.engine.tick_rows_max):
             self._computer.prepare_grouped(group)
 
-    def run(self, views: Sequence[LiveView], catch_up: bool) -> TickResult | None:
-        """One tick over the leading groups, or with `catch_up` over the first group behind them.
-        None when there is nothing to do. Raises what is nobody's data's fault."""
+    def run(
+        self, views: Sequence[LiveView], catch_up: bool, bounds: Bounds | None = None
+    ) -> TickResult | None:
+        """One tick over the leading groups, or with `catch_up` over the first group behind them;
+        over all views and as far as the log goes, or within `bounds`. None when there is nothing to
+        do. Raises what is nobody's data's fault."""
         started = time.time_ns() // 1_000
         begun = time.perf_counter()
         self._computer.forget()
         self._computer.follow(views)
         # 1. Choose.
-        ends = {view.stream.name: self._reader.ends(view.stream.name) for view in views}
-        groups = group_views(views, ends, self._settings.engine.tick_rows_max)
+        bounds = bounds or Bounds(views, self._reader.ends)
+        ends = {view.stream.name: bounds.ends(view.stream.name) for view in bounds.views}
+        rows_max = self._settings.engine.tick_rows_max
+        groups = group_views(bounds.views, ends, rows_max, bounds.limits)
         chosen = [(group, self._choose(group)) for group in groups]
         work = [(g, r) for g, r in chosen if r and g.is_leading != catch_up]
         passed = [] if catch_up else [g for g, r in chosen if not r and self._is_passed(g)]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from headrace.engine.ordered_ranges import ordered_ranges
 from headrace.engine.watermarks import Watermark
 from headrace.log.contract import LogReader, Range
-from headrace.model.definitions import Stream
+from headrace.model.definitions import Lookup, Stream
 from headrace.model.plan import BoundView
 from headrace.store.contract import Counts, Store, ViewStatus, copied_view
 
@@ -19,6 +20,7 @@ __all__ = [
     "ViewGroup",
     "choose_ranges",
     "group_views",
+    "lookups_of",
     "moved",
     "reached_offsets",
     "up_to_replays",
@@ -52,7 +54,8 @@ class Halt:
 class LiveView:
     """`bound` is None for a view that Spark does not accept; it is listed, but never runs.
     `replays` are events to be applied again once the view has come as far as it had when they were
-    applied after being set aside, see Store.replays."""
+    applied after being set aside, see Store.replays. `waits_for` is the table that it joins and
+    that has not come as far as the view could go, "" without one."""
 
     name: str
     stream: Stream
@@ -65,10 +68,17 @@ class LiveView:
     halt: Halt | None = None
     held_back: Watermark = field(default_factory=lambda: Watermark(None))
     replays: tuple[tuple[int, int, int], ...] = ()
+    lookups: frozenset[Lookup] = frozenset()
+    waits_for: str = ""
 
     @property
     def is_copy(self) -> bool:
         return copied_view(self.name) is not None
+
+    @property
+    def tables(self) -> frozenset[str]:
+        """Those that it looks up."""
+        return frozenset(lookup.table for lookup in self.lookups)
 
     @property
     def is_open(self) -> bool:
@@ -90,6 +100,10 @@ class LiveView:
         return self.bound
 
 
+def lookups_of(bound: BoundView) -> frozenset[Lookup]:
+    return frozenset(join.lookup for join in bound.plan.joins)
+
+
 @dataclass(frozen=True)
 class ViewGroup:
     """Views of one stream at equal offsets: they share a plan. `limit` is how far it may go. With
@@ -105,11 +119,15 @@ class ViewGroup:
 
 
 def group_views(
-    views: Sequence[LiveView], ends: Mapping[str, Offsets], rows_max: int
+    views: Sequence[LiveView],
+    ends: Mapping[str, Offsets],
+    rows_max: int,
+    limits: Mapping[str, Offsets] = MappingProxyType({}),
 ) -> list[ViewGroup]:
     """Leading groups (one per stream, the furthest) come first and may go to the log's ends. The
     others stop where the leading group stands, so that they meet it and join its plan. A copy goes
-    alone, in a plan of its own: it leaves the others' plans as they are, and never leads."""
+    alone, in a plan of its own: it leaves the others' plans as they are, and never leads. `limits`
+    are ends of single views, by name: of views at one place those that may go furthest lead."""
     groups: list[ViewGroup] = []
     behind: list[ViewGroup] = []
     by_stream: dict[str, list[LiveView]] = {}
@@ -117,25 +135,29 @@ def group_views(
         if view.is_running:
             by_stream.setdefault(view.stream.name, []).append(view)
     for name, members in by_stream.items():
-        together: dict[Offsets, list[LiveView]] = {}
+        together: dict[tuple[Offsets, Offsets], list[LiveView]] = {}
         is_ordered = any(view.is_ordered for view in members)  # who is behind is to meet them
         for view in members:
             if view.isolation is None and not view.is_copy:
-                together.setdefault(view.next_offsets, []).append(view)
+                place = view.next_offsets, limits.get(view.name, ends[name])
+                together.setdefault(place, []).append(view)
         # Two groups of which neither is the further one in all partitions meet all the same: each
         # takes what the other is ahead.
-        front = max(together, default=())
-        for offsets, same in together.items():
-            is_leading = offsets == front
-            limit = ends[name] if is_leading else _least(front, ends[name])
+        foremost = max(together, default=((), ()))
+        front = foremost[0]
+        for (offsets, end), same in together.items():
+            is_leading = (offsets, end) == foremost
+            limit = end if is_leading else _least(front, end)
             group = ViewGroup(
                 same[0].stream, tuple(same), offsets, limit, rows_max, is_leading, is_ordered
             )
             (groups if is_leading else behind).append(group)
         for view in members:
-            limit, rows = _least(front, ends[name]) if front else ends[name], rows_max
+            end = limits.get(view.name, ends[name])
+            limit, rows = _least(front, end) if front else end, rows_max
             if view.isolation is not None:
                 limit, rows = view.isolation.target, min(rows_max, view.isolation.rows_max)
+                limit = _least(limit, limits.get(view.name, limit))
             elif not view.is_copy:
                 continue
             own, offsets = view.is_ordered, view.next_offsets

@@ -13,9 +13,12 @@ from headrace.engine.computing import Computed, Computer
 from headrace.engine.counting import view_counts
 from headrace.engine.late_events import decided_to_drop, dropped_windows
 from headrace.engine.late_windows import JoinedWindows, applied_rows
+from headrace.engine.lookups import TABLE
+from headrace.engine.single_events import stored_events
 from headrace.engine.views import LiveView, reached_offsets
 from headrace.log.contract import LogReader, Range
 from headrace.model.definitions import LatePolicy, Stream
+from headrace.spark.leaf import OFFSET, PARTITION
 from headrace.spark.prepared_plan import PartialTables
 from headrace.store.contract import (
     Moved,
@@ -130,6 +133,8 @@ class Writes:
         )
 
     def _dead_letters(self, view: LiveView, done: Computed) -> tuple[StoreDeadLetter, ...]:
+        if view.name in done.rowless and done.rowless[view.name].num_rows:
+            return self._without_row(view, done.rowless[view.name])
         reason = done.dead.get(view.name)
         if reason is None:
             return ()
@@ -146,9 +151,28 @@ class Writes:
             ),
         )
 
+    def _without_row(self, view: LiveView, places: pa.Table) -> tuple[StoreDeadLetter, ...]:
+        events = stored_events(self._reader, view.stream, places).to_pylist()
+        columns = (places.column(name).to_pylist() for name in (PARTITION, OFFSET, TABLE))
+        return tuple(
+            StoreDeadLetter(
+                view=view.name,
+                stream=view.stream.name,
+                partition=partition,
+                offset=offset,
+                reason=f"table {table} has no row for it",
+                raw=_json(event),
+            )
+            for partition, offset, table, event in zip(*columns, events, strict=True)
+        )
+
 
 def _event(reader: LogReader, stream: Stream, only: Range) -> tuple[int, str]:
     """Where the one event of the range stands, and its columns as JSON."""
     (found,) = reader.read_history(stream.name, only.partition, only.start, only.end)
     row: dict[str, Any] = found.batch.to_pylist()[0]
-    return found.first_offset, json.dumps(row, default=str, ensure_ascii=False)
+    return found.first_offset, _json(row)
+
+
+def _json(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, default=str, ensure_ascii=False)

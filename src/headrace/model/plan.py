@@ -219,7 +219,8 @@ class JoinPlan:
     NULL, which is no. An event that meets `waits` waits for a row, up to `wait_microseconds`: the
     view wants one and there is none, though there may be. An event that meets `dead` and does not
     wait, or no longer, is a dead letter. Neither holds for events that WHERE or ON leave out
-    anyway, by what they say of the event and of the rows of look-ups before this one."""
+    anyway, by what they say of the event and of the rows of look-ups before this one. Without
+    `has_condition` an event that has found a row meets neither."""
 
     lookup: Lookup
     columns: tuple[Column, ...]
@@ -227,6 +228,7 @@ class JoinPlan:
     wait_microseconds: int | None = None
     waits: str | None = None
     dead: str | None = None
+    has_condition: bool = False
 
 
 @dataclass(frozen=True)

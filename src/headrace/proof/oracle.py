@@ -90,7 +90,8 @@ def oracle(plan: ViewPlan, stream: Stream) -> Oracle:
     parts += [f"GROUP BY {', '.join(groups)}"] if groups else []
     if query.args.get("having"):
         parts.append(f"HAVING {canonical(query.args['having'].this)}")
-    mentioned = {node.name.lower() for node in query.find_all(exp.Identifier)}
+    queries = [plan.sql] if plan.joined is None else [plan.sql, plan.joined]
+    mentioned = {name for text in queries for name in _identifiers(text)}
     columns = [c.name for c in stream.columns if c.name.lower() in mentioned]
     clocks = [name for name in (CLOCK_OFFSET, QUALITY) if name in mentioned]
     return Oracle(
@@ -104,6 +105,12 @@ def oracle(plan: ViewPlan, stream: Stream) -> Oracle:
         passed=passed,
         taken=taken or "true",
     )
+
+
+def _identifiers(sql: str) -> set[str]:
+    source = SourceText("<view>", sql)
+    parsed = parse_tokens(tokenize(source), source)
+    return {node.name.lower() for node in parsed.find_all(exp.Identifier)}
 
 
 def _window(plan: ViewPlan) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from headrace.compile import plan_view
 from headrace.log.opening import log_address
 from headrace.model.definitions import Project, Stream, View
 from headrace.model.errors import ProofError
-from headrace.model.plan import EventGroup, SessionWindow, Sliding, ViewPlan
+from headrace.model.plan import EventGroup, SessionWindow, Sliding, ViewPlan, changes_name
 from headrace.model.settings import Settings
 from headrace.proof.comparison import Compared, compare
 from headrace.proof.duplicates import find_duplicates
@@ -34,13 +34,15 @@ FINAL = "final"
 @dataclass(frozen=True)
 class Subject:
     """What is to be proven: the view as it is defined, and as it stood at one tick. `rows` is the
-    file that came with the snapshot."""
+    file that came with the snapshot; `changes` are the streams of the changes of the tables that
+    the view joins, by table."""
 
     settings: Settings
     stream: Stream
     plan: ViewPlan
     snapshot: Snapshot
     rows: Path
+    changes: Mapping[str, Stream] = field(default_factory=dict)
 
     @property
     def starts(self) -> Mapping[int, int]:
@@ -81,8 +83,19 @@ def subject(settings: Settings, project: Project, snapshot: Snapshot, rows: Path
             f"the definition of view {view.name} changed: the rows are those of another one",
             hint=f"headrace rebuild {view.name} fills it by the definition as it is now",
         )
-    found = Subject(settings, stream, plan, snapshot, rows)
+    found = Subject(settings, stream, plan, snapshot, rows, _changes(project, plan))
     check_log(found)
+    return found
+
+
+def _changes(project: Project, plan: ViewPlan) -> dict[str, Stream]:
+    found: dict[str, Stream] = {}
+    for name in (join.lookup.table for join in plan.joins):
+        table = project.view(name)
+        assert table is not None, "the compiler saw to it"
+        stream = project.stream(table.source)
+        assert stream is not None, "the compiler saw to it"
+        found[name] = stream
     return found
 
 
@@ -117,14 +130,20 @@ def reconcile(spark: SparkSession, what: Subject, limit: int) -> Compared:
     """Raises ProofError when Spark cannot compute it, with what Spark says."""
     question = oracle(what.plan, what.stream)
     names = what.snapshot.columns
-    reader = log_address(what.settings).open([what.stream])
-    compacted = reader.compacted(what.stream.name)
+    compacted = _compactions(what)
     with told(what):
         rows = _stored_rows(spark, what), _proven_rows(spark, what, question)
         found = compare(*rows, names, limit)
-    if reader.compacted(what.stream.name) != compacted:
+    if _compactions(what) != compacted:
         raise _compacted(what)  # it is read in pieces: some before, some after
     return found
+
+
+def _compactions(what: Subject) -> list[tuple[tuple[int, int], ...]]:
+    """Of all streams that are read for the proof."""
+    streams = (what.stream, *what.changes.values())
+    address = log_address(what.settings)
+    return [address.open([stream]).compacted(stream.name) for stream in streams]
 
 
 @contextmanager
@@ -170,7 +189,8 @@ def _proven_rows(spark: SparkSession, what: Subject, question: Oracle) -> DataFr
 def declare_events(
     spark: SparkSession, what: Subject, columns: Sequence[str], *, with_duplicates: bool = False
 ) -> Mapping[int, Sequence[int]]:
-    """Give Spark the stream's events under the stream's name, without those the view never took.
+    """Give Spark the stream's events under the stream's name, without those the view never took,
+    and with what they find in the tables that it joins.
     Returns the offsets of the duplicates by partition, which are among the events if asked for."""
     left_out = _by_partition(what.snapshot.dead)
     repeated = duplicates(spark, what)
@@ -187,7 +207,26 @@ def declare_events(
     )
     events = table.frame(spark, with_watermark=what.plan.window is not None)
     events.createOrReplaceTempView(what.stream.name)
+    if what.plan.joined is not None:
+        for name, stream in what.changes.items():
+            _declare_changes(spark, what.settings, name, stream)
+        spark.sql(what.plan.joined).createOrReplaceTempView(what.stream.name)
     return repeated
+
+
+def _declare_changes(spark: SparkSession, settings: Settings, table: str, stream: Stream) -> None:
+    """All that the log has: an event sees those up to its own position."""
+    reader = log_address(settings).open([stream])
+    oldest = dict(enumerate(reader.oldest(stream.name)))
+    ends = dict(enumerate(reader.ends(stream.name)))
+    columns = tuple(column.name for column in stream.columns)
+    left_out: Mapping[int, Sequence[int]] = {}
+    if stream.deduplication is not None:
+        rule = stream.deduplication
+        keys = LogTable(reader.address, stream, rule.columns, oldest, ends)
+        left_out = find_duplicates(spark, keys, rule)
+    changes = LogTable(reader.address, stream, columns, oldest, ends, left_out)
+    changes.frame(spark, with_watermark=False).createOrReplaceTempView(changes_name(table))
 
 
 def duplicates(spark: SparkSession, what: Subject) -> Mapping[int, Sequence[int]]:

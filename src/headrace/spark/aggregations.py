@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
 import sqlglot
 from sqlglot import expressions as exp
 
-from headrace.model.definitions import LOOKUP, Stream
+from headrace.model.definitions import LOOKUP, Column, Stream
 from headrace.model.plan import LATE, PANE, REJECTED_WINDOWS, EventGroup, Partial, Sliding, ViewPlan
 from headrace.model.types import DataType
 from headrace.spark.event_annotations import ANNOTATION
@@ -20,13 +21,16 @@ from headrace.spark.windows import late_keys, pane_keys, sets_aside, window_part
 __all__ = [
     "VALUE",
     "Grouping",
+    "column_name",
     "expressions_of",
     "groupings_of",
     "is_hashable",
+    "looked_up_among",
     "needed_columns",
     "with_beyond",
 ]
 
+TEXTS_MAX = 1_000  # that were parsed, kept
 VALUE = "value"  # the extra key of a distinct grouping
 _FIXED_WIDTH = frozenset(
     ["BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "FLOAT", "DOUBLE", "DATE", "TIMESTAMP"]
@@ -112,6 +116,20 @@ def needed_columns(stream: Stream, groupings: Iterable[Grouping]) -> tuple[str, 
             names.append(unscaled)
     annotations = sorted(name for name in mentioned if name.startswith((ANNOTATION, LOOKUP)))
     return (*names, *(name for name in POSITION_COLUMNS if name in mentioned), *annotations)
+
+
+def looked_up_among(names: Iterable[str], plans: Iterable[ViewPlan]) -> tuple[Column, ...]:
+    """Those of the columns that come from the look-ups of these views."""
+    known = {c.name: c for plan in plans for join in plan.joins for c in join.columns}
+    return tuple(known[name] for name in names if name in known)
+
+
+@lru_cache(TEXTS_MAX)
+def column_name(sql: str) -> str:
+    """Of the column that the expression is, in lower case; "" for any other expression."""
+    parsed = sqlglot.parse_one(sql, dialect="spark")
+    is_column = isinstance(parsed, exp.Column) and len(parsed.parts) == 1
+    return parsed.name.lower() if is_column else ""
 
 
 def is_hashable(grouping: Grouping, types: Mapping[str, DataType]) -> bool:

@@ -3,6 +3,7 @@
 Duplicates are left out by the source; other annotations are columns of small numbers that a plan
 may mention: what an operator decided, how an event was judged that a first run could not judge.
 They are few, so they travel beside the ranges as one file, which the tasks find through the job.
+What the events found in tables is in a file of its own (looked_up.py), which this one names.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ __all__ = [
 ANNOTATION = "_annotation_"
 DECISION = "_annotation_decision"  # what an operator decided about a late event, see `Decision`
 _EXCLUDED = "excluded"
+_LOOKED_UP = b"looked_up"
 FILES_MAX = 64  # annotations that a worker remembers: one file for each stream of a tick
 
 Offsets = npt.NDArray[np.int64]
@@ -47,14 +49,17 @@ def lateness_column(view: str) -> str:
 @dataclass(frozen=True)
 class EventAnnotations:
     """`excluded` are the offsets that are not read, by partition, ascending; `columns` gives for a
-    column and partition the offsets that have a value, ascending, and the values."""
+    column and partition the offsets that have a value, ascending, and the values; `looked_up` is
+    the file with what the events found in tables, "" without one."""
 
     excluded: Mapping[int, Offsets] = field(default_factory=dict)
     columns: Mapping[str, Mapping[int, tuple[Offsets, Values]]] = field(default_factory=dict)
+    looked_up: str = ""
 
     @property
     def is_empty(self) -> bool:
-        return not any(len(found) for found in self.excluded.values()) and not self.columns
+        excludes = any(len(found) for found in self.excluded.values())
+        return not excludes and not self.columns and not self.looked_up
 
     def excluded_in(self, partition: int, start: int, end: int) -> int:
         """How many events of the range are left out."""
@@ -127,6 +132,7 @@ class EventAnnotations:
                 "values": pa.array(values, pa.list_(pa.int8())),
             }
         )
+        table = table.replace_schema_metadata({_LOOKED_UP: self.looked_up})
         with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
             writer.write_table(table)
 
@@ -151,7 +157,9 @@ def annotations_of(
 def merged(first: EventAnnotations, second: EventAnnotations) -> EventAnnotations:
     """Both; what they say must not overlap."""
     return EventAnnotations(
-        {**first.excluded, **second.excluded}, {**first.columns, **second.columns}
+        {**first.excluded, **second.excluded},
+        {**first.columns, **second.columns},
+        first.looked_up or second.looked_up,
     )
 
 
@@ -175,7 +183,7 @@ def load_annotations(file: str) -> EventAnnotations:
             excluded[partition] = offsets
         else:
             columns.setdefault(name, {})[partition] = (offsets, values)
-    return EventAnnotations(excluded, columns)
+    return EventAnnotations(excluded, columns, table.schema.metadata[_LOOKED_UP].decode())
 
 
 def _arrays(column: pa.ChunkedArray, kind: type) -> Sequence[npt.NDArray[Any]]:

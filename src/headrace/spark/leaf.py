@@ -29,6 +29,7 @@ from headrace.log.contract import (
 from headrace.model.definitions import LOOKUP, Column, Stream
 from headrace.model.types import DataType
 from headrace.spark.event_annotations import ANNOTATION, EventAnnotations, load_annotations
+from headrace.spark.looked_up import load_looked_up
 
 __all__ = [
     "CLOCK_OFFSET",
@@ -172,6 +173,7 @@ class Source:
     ) -> pa.RecordBatch:
         rows = found.batch.num_rows
         arrays: list[pa.Array] = []
+        looked_up = self._looked_up(found, partition, annotations)
         for name in self.columns:
             if name == PARTITION:
                 arrays.append(pa.array(np.full(rows, partition, dtype=np.int32)))
@@ -187,12 +189,23 @@ class Source:
                 arrays.append(pa.array(self._watermarks(found, clock)))
             elif name.startswith(ANNOTATION):
                 arrays.append(annotations.column(name, partition, found))
+            elif name in looked_up:
+                arrays.append(looked_up[name])
             elif name.startswith(_UNSCALED):
                 arrays.append(_unscaled(found.batch.column(name.removeprefix(_UNSCALED))))
             else:
                 column = self.stream.column(name)
                 arrays.append(found.batch.column(column.name if column else name))
         return pa.RecordBatch.from_arrays(arrays, names=list(self.columns))
+
+    def _looked_up(
+        self, found: LogBatch, partition: int, annotations: EventAnnotations
+    ) -> dict[str, pa.Array]:
+        if not self.looked_up:
+            return {}
+        known = load_looked_up(annotations.looked_up)
+        rows = known.rows(partition, found)
+        return {c.name: known.column(c.name, rows, c.type.arrow) for c in self.looked_up}
 
     def _clock_column(self, batch: pa.RecordBatch, name: str) -> pa.Array:
         """Skew and quality, also of streams without a sent time."""

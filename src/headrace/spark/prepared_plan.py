@@ -23,6 +23,7 @@ from headrace.model.plan import ViewPlan
 from headrace.spark.aggregations import (
     Grouping,
     groupings_of,
+    looked_up_among,
     needed_columns,
     with_beyond,
 )
@@ -90,7 +91,7 @@ class PreparedPlan:
         every = [n.grouping for n in narrowed]
         types = expression_types(analysis, stream, every)
         self._passes = [
-            (Source(log.address, stream, _columns(stream, some)), build_pass(some, types))
+            (_source(log, stream, plans, some), build_pass(some, types))
             for some in in_passes(every, types)
         ]
         self._frames: dict[tuple[int, int], DataFrame] = {}  # by lane and pass, made when first run
@@ -186,9 +187,12 @@ class PreparedPlan:
         return table if known is None else with_beyond(known.widen(table), self._stream)
 
 
-def _columns(stream: Stream, groupings: Sequence[Grouping]) -> tuple[str, ...]:
+def _source(
+    log: LogReader, stream: Stream, plans: Sequence[ViewPlan], groupings: Sequence[Grouping]
+) -> Source:
     """At least one column, so that a row is a row."""
-    return needed_columns(stream, groupings) or (stream.columns[0].name,)
+    names = needed_columns(stream, groupings) or (stream.columns[0].name,)
+    return Source(log.address, stream, names, looked_up_among(names, plans))
 
 
 def planned(spark: SparkSession, leaf: DataFrame, sql: Callable[[str], str]) -> DataFrame:

@@ -25,7 +25,12 @@ from headrace.log.contract import LogAddress
 from headrace.model.definitions import Stream
 from headrace.model.plan import ROWS, BoundView, Partial
 from headrace.model.types import DataType
-from headrace.spark.aggregations import groupings_of, needed_columns, with_beyond
+from headrace.spark.aggregations import (
+    groupings_of,
+    looked_up_among,
+    needed_columns,
+    with_beyond,
+)
 from headrace.spark.event_annotations import DECISION
 from headrace.spark.event_query import TIME
 from headrace.spark.event_tables import EventTables
@@ -230,7 +235,9 @@ def build_projection(log: LogAddress, streams: Sequence[StreamViews]) -> Project
     for number, one in enumerate(streams):
         groupings = [g for view in one.views for g in groupings_of(view.plan, one.stream)]
         names = (*needed_columns(one.stream, groupings), *(n for n in _PLACE if n != TIME))
-        source = Source(log, one.stream, tuple(dict.fromkeys((*names, EVENT_TIME))))
+        names = tuple(dict.fromkeys((*names, EVENT_TIME)))
+        plans = [view.plan for view in one.views]
+        source = Source(log, one.stream, names, looked_up_among(names, plans))
         used: dict[tuple[str, str], int] = {}
         slots = {inputs.take("", source.type_of(n).name, used): n for n in source.columns}
         sources.append(source)

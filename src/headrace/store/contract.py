@@ -472,8 +472,8 @@ class Store(Protocol):
 
     def keep_versions(self, table: str, since: int) -> None:
         """Look-ups may ask for positions from this one on: what only earlier ones see may go with
-        later ticks. This process remembers it, for the table and for its copy. Of a table about
-        which nothing was said, nothing more is kept than it shows."""
+        later ticks. This process remembers it, for the table and for its copy, open or not. Of a
+        table about which nothing was said, nothing more is kept than it shows."""
 
     def describe(self, name: str) -> Sequence[tuple[str, str]]:
         """(column, Spark type) of a view's public columns, in order. Raises QueryError."""

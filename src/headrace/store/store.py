@@ -484,7 +484,6 @@ class ViewStore:
 
     def keep_versions(self, table: str, since: int) -> None:
         with self._lock:
-            self._table(table)
             self._stacks.keep_versions(table, since)
 
     # Streams

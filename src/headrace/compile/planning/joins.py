@@ -92,6 +92,7 @@ def plan_joins(
                 wait_microseconds=join.wait_microseconds,
                 waits=_all([*missing, *may_come]) if join.wait_microseconds is not None else None,
                 dead=_all(missing) if join.has_dead_letters else None,
+                has_condition=join.condition is not None,
             )
         )
     return tuple(plans)

@@ -392,8 +392,10 @@ class Store(Protocol):
         then whoever follows the view must read it anew. Raises as `commit` does."""
 
     def changes(self, view: str, after_tick: int, limit_ticks: int) -> Sequence[ViewChange]:
-        """The stored changes of ticks > after_tick, ascending. Raises ChangesExpiredError when
-        some of them are no longer kept."""
+        """The stored changes of ticks > after_tick, ascending: at most `limit_ticks` ticks, and
+        none behind those that have many rows together, since all are in memory at once. So only an
+        empty answer says that there are no more. Raises ChangesExpiredError when some of them are
+        no longer kept."""
 
     def ledger(self, limit: int) -> pa.Table:
         """The newest ticks: tick, generation, started_at, committed_at, events, milliseconds."""

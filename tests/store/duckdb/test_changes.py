@@ -9,6 +9,7 @@ from store_cases import SECOND, Opener, rows_of, sales, tick_write, view_write, 
 
 from headrace.model.errors import ChangesExpiredError, QueryError, StoreError
 from headrace.model.settings import StoreSettings
+from headrace.store import changes
 
 ONE = Decimal("1.00")
 ROW = ("ann", 1, ONE, 1, ONE)
@@ -46,6 +47,24 @@ def test_ticks_beyond_the_bound_expire(open_backend: Opener) -> None:
         assert store.changes("sales", last + 5, 100) == []
         assert store.catalog()["quiet"].next_offsets == {0: 1}
         assert store.catalog()["quiet"].totals.read == 1
+
+
+def test_changes_of_large_ticks_are_read_a_few_ticks_at_a_time(
+    open_backend: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(changes, "READ_ROWS_MAX", 30)
+    store = open_backend(StoreSettings())
+    view = sales()
+    store.create_view(view, {})
+    generation = store.claim()
+    for count in (1, 2, 20, 20, 40, 1):
+        rows = [(f"user {i}", 1, ONE, 1, ONE) for i in range(count)]
+        store.commit(tick_write(store, generation, view_write(view, rows)))
+    reads, after = [], 0
+    while found := store.changes("sales", after, 4):
+        reads.append([change.tick for change in found])
+        after = found[-1].tick
+    assert reads == [[1, 2, 3, 4], [5], [6]]
 
 
 def test_rows_beyond_the_bound_expire(open_backend: Opener) -> None:

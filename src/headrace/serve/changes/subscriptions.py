@@ -330,11 +330,11 @@ class Hub:
         position = after
         while not subscription.is_closed:
             messages = await self._replayer.run(partial(self._stored, subscription.view, position))
+            if not messages:
+                return
             for message in messages:
                 yield message
                 position = message.tick
-            if len(messages) < CATCH_UP_TICKS_MAX:
-                return
 
     def _stored(self, view: str, after: int) -> list[Message]:
         changes = self._store.changes(view, after, CATCH_UP_TICKS_MAX)

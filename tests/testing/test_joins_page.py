@@ -18,7 +18,12 @@ SECTIONS = sections("explanation/joins.md")
 DAY = dt.date(2026, 3, 1)
 TO = re.compile(r"To the (table|stream) `(\w+)`.*:$")
 HOLDS = re.compile(r"`(\w+)` holds[^`]*:$")
-TABLES_OF = {"Tables": 1, "The order of changes": 2}  # how many tables are compared
+TABLES_OF = {  # how many tables of each section are compared
+    "Tables": 1,
+    "The order of changes": 2,
+    "An event finds a row": 1,
+    "The row is missing": 2,
+}
 
 
 def shown(value: Any) -> str:

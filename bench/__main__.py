@@ -24,6 +24,7 @@ from bench.against import alternate
 from bench.dedupe import dedupe
 from bench.drain import drain
 from bench.end_to_end import end_to_end
+from bench.enrich import WORKS, enrich
 from bench.freshness import RATES, figures_of, freshness
 from bench.ingest import ingest
 from bench.many import MANY_STREAMS, MANY_VIEWS, many
@@ -63,6 +64,7 @@ PARTS: Sequence[Part] = (
     Part(("state_ratio_600", "state_ratio_10k"), state_ratio, over_http=True),
     Part(("row_view",), row_view, over_http=True),
     Part(("table_fold", "table_rebuild_10m"), table_fold, over_http=True),
+    *(Part((work.figure,), partial(enrich, work), over_http=True) for work in WORKS),
     Part(("nexmark_bids", "nexmark_memory"), nexmark_bids, over_http=True),
     Part(("nexmark_alone",), nexmark_alone, over_http=True),
     Part(("drain", "drain_ratio", "drain_ratio_tuned"), drain),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
@@ -39,6 +39,12 @@ class Caller:
 
     def post_events(self, body: bytes, stream: str = STREAM) -> tuple[int, Any]:
         return self._call("POST", f"/v1/events?name={stream}", body)
+
+    def post_rows(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        body = "\n".join(json.dumps(row) for row in rows).encode()
+        status, said = self._call("POST", f"/v1/tables/{table}", body)
+        if status != 200:
+            raise RuntimeError(f"POST /v1/tables/{table} answered {status}: {said}")
 
     def _call(
         self, method: str, path: str, body: bytes | None, kind: str = "application/x-ndjson"

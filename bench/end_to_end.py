@@ -106,15 +106,25 @@ class Taken:
 
 
 def take_in(
-    running: Running, caller: Caller, spec: LoadSpec, before: int, seconds_max: float | None = None
+    running: Running,
+    caller: Caller,
+    spec: LoadSpec,
+    before: int,
+    seconds_max: float | None = None,
+    view: str | None = None,
 ) -> Taken:
-    """`before` is how many events of the workload's one stream the views have read already."""
+    """`before` is how many events of the workload's one stream the views have read already; with
+    `view` only this one counts."""
+
+    def read() -> int:
+        return caller.events_read() if view is None else caller.read_by_view().get(view, -1)
+
     with Load(spec) as load:
         cpu_before = cpu_seconds(running.tree())
         result = load.run()
-        behind = before + result.events - caller.events_read()
+        behind = before + result.events - read()
         wait_until(
-            lambda: caller.events_read() >= before + result.events,
+            lambda: read() >= before + result.events,
             seconds_max or CATCH_UP_SECONDS_MAX,
             f"{before + result.events} events in the views",
             gap=0.05,

@@ -34,6 +34,8 @@ ASKED = (
     "row_view",
     "table_fold",
     "table_rebuild_10m",
+    "enrich_1m",
+    "asof",
     "nexmark_bids",
     "nexmark_memory",
     "nexmark_alone",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +123,8 @@ def enrich(work: Enriched, directory: Path, run: Run) -> Iterator[Figure]:
     folder = directory / work.figure
     write_project(folder, project)
     events = run.events_or(EVENTS, QUICK_EVENTS)
+    share = 10 if run.quick else 1
+    work = replace(work, keys=work.keys // share, rows=work.rows // share)
     uncounted = max(events // 8 // CHUNK_EVENTS, 1) * CHUNK_EVENTS
     workload = Readings(seed=53, rate=RATE, keys=work.keys, streams=(STREAM,))
     with started(folder, run.checkout) as running, Caller(running.port) as caller:

@@ -21,7 +21,7 @@ from headrace.kinds.lookups import FOUND, REQUEST_POSITION, REQUEST_RECEIVED, RE
 from headrace.log.contract import RECEIVED_AT, LogReader, Range
 from headrace.model.definitions import Column, Lookup, Stream
 from headrace.model.plan import JoinPlan, ViewPlan
-from headrace.spark.aggregations import Grouping, column_name
+from headrace.spark.aggregations import Grouping, column_name, name_as_bigint
 from headrace.spark.event_annotations import EventAnnotations
 from headrace.spark.event_query import EventQuery
 from headrace.spark.leaf import EVENT_TIME, OFFSET, PARTITION, POSITION, Source
@@ -238,10 +238,14 @@ def _is_whole(join: JoinPlan, found: _Found) -> bool:
 
 
 def _plain(text: str, stream: Stream) -> str | None:
-    """The column of the log's events that the expression is; None for any other expression."""
+    """The column of the log's events that the expression is, or that it makes wider; None for any
+    other expression."""
     name = column_name(text)
     column = stream.column(name)
     if column is not None:
+        return column.name
+    column = stream.column(name_as_bigint(text))
+    if column is not None and column.type.is_integer:
         return column.name
     return name if name in _OWN else None
 

@@ -26,6 +26,7 @@ __all__ = [
     "groupings_of",
     "is_hashable",
     "looked_up_among",
+    "name_as_bigint",
     "needed_columns",
     "with_beyond",
 ]
@@ -127,7 +128,18 @@ def looked_up_among(names: Iterable[str], plans: Iterable[ViewPlan]) -> tuple[Co
 @lru_cache(TEXTS_MAX)
 def column_name(sql: str) -> str:
     """Of the column that the expression is, in lower case; "" for any other expression."""
+    return _name_of(sqlglot.parse_one(sql, dialect="spark"))
+
+
+@lru_cache(TEXTS_MAX)
+def name_as_bigint(sql: str) -> str:
+    """Of the column that the expression casts to BIGINT; "" for any other expression."""
     parsed = sqlglot.parse_one(sql, dialect="spark")
+    is_cast = isinstance(parsed, exp.Cast) and parsed.to.is_type("bigint")
+    return _name_of(parsed.this) if is_cast else ""
+
+
+def _name_of(parsed: exp.Expr) -> str:
     is_column = isinstance(parsed, exp.Column) and len(parsed.parts) == 1
     return parsed.name.lower() if is_column else ""
 

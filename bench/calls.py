@@ -43,7 +43,7 @@ class Caller:
     def post_rows(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
         body = "\n".join(json.dumps(row) for row in rows).encode()
         status, said = self._call("POST", f"/v1/tables/{table}", body)
-        if status != 200:
+        if status != 200 or said["accepted"] != len(rows):
             raise RuntimeError(f"POST /v1/tables/{table} answered {status}: {said}")
 
     def _call(

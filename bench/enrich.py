@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,9 @@ def _sensor(number: int) -> dict[str, Any]:
 def _tariff(number: int) -> dict[str, Any]:
     sensor, version = divmod(number, VERSIONS)
     at = START_MICROSECONDS + version * VERSION_MICROSECONDS if version else 0
+    valid_from = datetime.fromtimestamp(at / 1_000_000, UTC).isoformat()
     price = sensor % 7 + version
-    return {"sensor": sensor, "price": price, "note": "new", "valid_from": at / 1_000_000}
+    return {"sensor": sensor, "price": price, "note": "new", "valid_from": valid_from}
 
 
 WORKS = (

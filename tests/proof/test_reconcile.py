@@ -35,7 +35,8 @@ WITHIN = dt.timedelta(seconds=2)
 EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 STREAM = """
 CREATE STREAM readings (
-  sensor STRING, value DOUBLE, amount DECIMAL(12, 2), number INT, at TIMESTAMP NOT NULL
+  sensor STRING, value DOUBLE, amount DECIMAL(12, 2), number INT, is_good BOOLEAN,
+  at TIMESTAMP NOT NULL
 )
 WATERMARK at DELAY OF INTERVAL 2 SECONDS
 {late}
@@ -52,6 +53,7 @@ VIEWS = {
     " FROM readings GROUP BY upper(sensor) HAVING count(*) > 1",
     "unshown": "SELECT count(*) AS n FROM readings GROUP BY sensor, number",
     "overall": "SELECT count(*) AS n, sum(amount) AS total FROM readings",
+    "good": "SELECT sensor, number FROM readings WHERE (is_good)",
     "each": "SELECT sensor, number + 1 AS next FROM readings WHERE value > 0",
     "first_of": "SELECT sensor, first(number) AS f, max_by(number, value) AS m FROM readings"
     " GROUP BY sensor",
@@ -78,6 +80,7 @@ def events(count: int, seed: int = 1) -> list[dict[str, Any]]:
             "value": chance.uniform(-5, 5),
             "amount": Decimal(chance.randrange(-10_000, 10_000)) / 100,
             "number": chance.choice([1, 2, 3, None]),
+            "is_good": i % 3 > 0,
             "at": EPOCH + dt.timedelta(milliseconds=i * 250 - chance.randrange(12_000)),
         }
         for i in range(count)

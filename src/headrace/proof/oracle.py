@@ -61,7 +61,7 @@ def oracle(plan: ViewPlan, stream: Stream) -> Oracle:
     chosen += [f"{text} AS k{i}" for i, text in enumerate(own)]
     group = query.args.get("group")
     groups = [canonical(item) for item in group.expressions] if group else []
-    where = [f"({canonical(query.args['where'].this)})"] if query.args.get("where") else []
+    where = [_operand(query.args["where"].this)] if query.args.get("where") else []
     events = canonical(query.args["from_"].this)
     keys, passed, taken = list(own), "false", None
     within = list(where)
@@ -105,6 +105,13 @@ def oracle(plan: ViewPlan, stream: Stream) -> Oracle:
         passed=passed,
         taken=taken or "true",
     )
+
+
+def _operand(condition: exp.Expr) -> str:
+    """To be joined with AND. Spark reads FROM events WHERE (x) as other names of events and its
+    column, so a column stands alone."""
+    text = canonical(condition)
+    return text if isinstance(condition, exp.Column) else f"({text})"
 
 
 def _identifiers(sql: str) -> set[str]:

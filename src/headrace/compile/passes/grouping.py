@@ -20,6 +20,9 @@ def resolve_grouping(draft: ViewDraft) -> None:
     where = draft.select.args.get("where")
     having = draft.select.args.get("having")
     draft.where = where.this if where is not None else None
+    if draft.where is not None and isinstance(column := draft.where.unnest(), exp.Column):
+        # Spark reads FROM events WHERE (x) as other names of events and its column.
+        draft.where = column
     draft.having = having.this if having is not None else None
     draft.keys = _with_window_first(draft, _keys(draft))
     has_aggregates = draft.having is not None or any(

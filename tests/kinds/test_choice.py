@@ -64,4 +64,4 @@ def test_a_table_has_a_kind_whose_shape_follows_from_what_it_means() -> None:
     assert [kind.shape.rpartition("_")[0] for kind in kinds] == ["table"] * 4
     assert kinds[0].shape == kinds[1].shape
     assert len({kind.shape for kind in kinds}) == 3
-    assert [len(kind.tables) for kind in kinds] == [2, 2, 2, 3]
+    assert [len(kind.tables) for kind in kinds] == [3, 3, 3, 4]

@@ -129,8 +129,9 @@ class LookUps:
         source = Source(self._reader.address, stream, tuple(dict.fromkeys(names)))
         ordered = sorted(ranges, key=lambda r: (r.partition, r.start))
         batches = [batch for r in ordered for batch in source.read(r, known)]
-        types = [pa.field(name, source.type_of(name).arrow) for name in source.columns]
-        return pa.Table.from_batches([_like(batch, types) for batch in batches], pa.schema(types))
+        schema = pa.schema([(name, source.type_of(name).arrow) for name in source.columns])
+        alike = [pa.RecordBatch.from_arrays(batch.columns, schema=schema) for batch in batches]
+        return pa.Table.from_batches(alike, schema)
 
     def _asked(
         self,
@@ -256,7 +257,3 @@ def _names(join: JoinPlan, tables: Sequence[LiveView]) -> dict[str, str]:
     table = next(table for table in tables if table.name == join.lookup.table)
     finals = [final.name for final in table.running_plan.plan.finals]
     return {join.lookup.column(name): name for name in finals}
-
-
-def _like(batch: pa.RecordBatch, fields: Sequence[pa.Field]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(batch.columns, schema=pa.schema(fields))

@@ -1,10 +1,20 @@
-"""Whether the log still reaches back to where a view begins."""
+"""Whether the log still reaches back to where a view begins, and at which position events stand."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["missing_text"]
+from headrace.log.contract import RECEIVED_AT, LogReader
+
+__all__ = ["first_position", "missing_text"]
+
+
+def first_position(log: LogReader, stream: str, partition: int, start: int, end: int) -> int | None:
+    """Of the first event start ≤ offset < end; None where there is none."""
+    if start >= end or not (first := log.cut(stream, partition, start, end, 1)).rows:
+        return None
+    pieces = log.read_history(stream, partition, start, first.end, [RECEIVED_AT])
+    return int(next(iter(pieces)).positions[0])
 
 
 def missing_text(stream: str, starts: Sequence[int], oldest: Sequence[int]) -> str:

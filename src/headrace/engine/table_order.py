@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from headrace.engine.reach import first_position
 from headrace.engine.views import LiveView, Offsets
-from headrace.log.contract import NO_POSITION, RECEIVED_AT, LogReader
+from headrace.log.contract import NO_POSITION, LogReader
 from headrace.model.definitions import Project
 
 __all__ = ["Bounds", "Cut", "TableOrder"]
@@ -90,9 +91,9 @@ class Cut:
         name, reached = table.stream.name, self._position
         for partition, end in enumerate(self._end(name)):
             start = table.next_offsets[partition]
-            if start < end and (first := self._log.cut(name, partition, start, end, 1)).rows:
-                pieces = self._log.read_history(name, partition, start, first.end, [RECEIVED_AT])
-                reached = min(reached, int(next(iter(pieces)).positions[0]) - 1)
+            following = first_position(self._log, name, partition, start, end)
+            if following is not None:
+                reached = min(reached, following - 1)
         return reached
 
     def _limit(self, view: LiveView, position: int) -> Offsets:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from headrace.engine.reach import missing_text
-from headrace.log.contract import NO_POSITION, RECEIVED_AT, LogReader
+from headrace.engine.reach import first_position, missing_text
+from headrace.log.contract import NO_POSITION, LogReader
 from headrace.model.definitions import Lookup, Project
 from headrace.store.contract import Store
 
@@ -45,9 +45,9 @@ class Versions:
             return known[1]
         position = self._log.position()
         for partition, (start, end) in enumerate(zip(oldest, self._log.ends(stream), strict=True)):
-            if start < end and (first := self._log.cut(stream, partition, start, end, 1)).rows:
-                pieces = self._log.read_history(stream, partition, start, first.end, [RECEIVED_AT])
-                position = min(position, int(next(iter(pieces)).positions[0]))
+            first = first_position(self._log, stream, partition, start, end)
+            if first is not None:
+                position = min(position, first)
         self._oldest[stream] = oldest, position
         return position
 
